@@ -1,0 +1,142 @@
+"""Saving and restoring; the only file that knows orbax.
+
+A checkpoint holds the train state (step, parameters, optimizer), the data iterator's state, and the
+resolved config as text. Restoring takes abstract arrays with shardings, so a run may come back on
+another mesh; weights alone can be taken as the start of the next stage.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orbax.checkpoint as ocp
+
+from bluelm_jax.params import Tree
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that is missing, of another model, or cannot be written."""
+
+
+class Checkpointer:
+    """Checkpoints of one run, newest few kept, in `directory`/<step>."""
+
+    def __init__(self, directory: str | Path, keep: int = 2):
+        self.directory = Path(directory).absolute()
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=keep, create=True, enable_async_checkpointing=False
+        )
+        try:
+            self._manager = ocp.CheckpointManager(self.directory, options=options)
+        except OSError as e:
+            raise CheckpointError(f"cannot use {self.directory} for checkpoints: {e}") from e
+
+    def latest(self) -> int | None:
+        """Step of the newest complete checkpoint."""
+        return self._manager.latest_step()
+
+    def save(self, step: int, state: Tree, data_state: dict[str, Any], config: str) -> None:
+        """Writes a checkpoint; an older one is removed only after this one is complete.
+
+        Raises:
+          CheckpointError: the directory cannot be written (no space, no permission).
+        """
+        if step == self.latest():
+            return
+        args = ocp.args.Composite(
+            state=ocp.args.StandardSave(state),
+            data=ocp.args.JsonSave(data_state),
+            config=ocp.args.JsonSave({"config": config}),
+        )
+        try:
+            self._manager.save(step, args=args)
+            self._manager.wait_until_finished()
+        except (OSError, ValueError) as e:
+            raise CheckpointError(f"cannot write checkpoint {step} to {self.directory}: {e}") from e
+
+    def restore(self, abstract: Tree, step: int | None = None) -> tuple[Tree, dict[str, Any]]:
+        """Returns (train state, data state) laid out as `abstract` says."""
+        step = self._existing(step)
+        args = ocp.args.Composite(
+            state=ocp.args.StandardRestore(abstract), data=ocp.args.JsonRestore()
+        )
+        try:
+            restored = self._manager.restore(step, args=args)
+        except (ValueError, KeyError) as e:
+            raise self._mismatch(step, e) from e
+        return restored["state"], restored["data"]
+
+    def _existing(self, step: int | None) -> int:
+        step = self.latest() if step is None else step
+        if step is None:
+            raise CheckpointError(f"no checkpoint in {self.directory}")
+        return step
+
+    def _mismatch(self, step: int, e: Exception) -> CheckpointError:
+        reason = str(e).strip().splitlines()[0]
+        return CheckpointError(
+            f"checkpoint {self.directory}/{step} is not of this model or stage: {reason}"
+        )
+
+    def close(self) -> None:
+        """Waits for pending writes and releases threads."""
+        self._manager.close()
+
+
+def latest_step(directory: str | Path) -> int | None:
+    """Step of the newest complete checkpoint in `directory`; None when there is none.
+
+    Orbax writes into a directory with a suffix and renames it when it is complete.
+    """
+    path = Path(directory)
+    steps = [int(d.name) for d in path.iterdir() if d.name.isdigit()] if path.is_dir() else []
+    return max(steps, default=None)
+
+
+def restore_params(directory: str | Path, abstract: Tree, step: int | None = None) -> Tree:
+    """The weights of a run's newest (or given) checkpoint, without its optimizer.
+
+    Args:
+      directory: a run's checkpoint directory, as given to Checkpointer.
+      abstract: what the weights must look like, from `params.abstract`.
+
+    Raises:
+      CheckpointError: no checkpoint there, or weights of another model (names, shapes listed).
+    """
+    path = Path(directory).absolute()
+    step = latest_step(path) if step is None else step
+    if step is None:
+        raise CheckpointError(f"no checkpoint in {path}")
+    with ocp.PyTreeCheckpointer() as reader:
+        item = path / str(step) / "state"
+        stored = reader.metadata(item).item_metadata.tree["params"]
+        _check_same(path / str(step), stored, abstract)
+        target = {"params": abstract}
+        args = ocp.args.PyTreeRestore(
+            target,
+            restore_args=ocp.checkpoint_utils.construct_restore_args(target),
+            partial_restore=True,
+        )
+        return reader.restore(item, args=args)["params"]
+
+
+def _shapes(tree: Tree, prefix: str = "") -> dict[str, tuple[int, ...]]:
+    if isinstance(tree, dict):
+        parts = (_shapes(v, f"{prefix}/{k}") for k, v in tree.items())
+        return {k: s for part in parts for k, s in part.items()}
+    return {prefix: tuple(tree.shape)}
+
+
+def _check_same(path: Path, stored: Tree, wanted: Tree) -> None:
+    have, want = _shapes(stored), _shapes(wanted)
+    problems = [f"{k}: missing" for k in want.keys() - have.keys()]
+    problems += [f"{k}: unknown to this model" for k in have.keys() - want.keys()]
+    problems += [
+        f"{k}: shape {have[k]}, this model has {want[k]}"
+        for k in want.keys() & have.keys()
+        if have[k] != want[k]
+    ]
+    if problems:
+        shown = "; ".join(sorted(problems)[:8])
+        raise CheckpointError(f"{path} holds another model, {len(problems)} differences: {shown}")

@@ -1,0 +1,201 @@
+"""Examples are put in rows, rows become a batch of fixed shape.
+
+A batch has B rows of L positions in G groups of B / G neighbouring rows; the rows of a group share
+a pool of I tiles. `Packer` decides in which row an example goes, from its length and number of
+tiles alone; `assemble` writes the arrays. One sample a row and packing are the same code with a
+different bound on the samples of a row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from bluelm_jax import layout as layouts
+from bluelm_jax.config import check, check_positive
+from bluelm_jax.data.examples import Example
+from bluelm_jax.data_config import DataConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BatchShape:
+    """All sizes of a batch.
+
+    Attributes:
+      batch_size: rows, B.
+      seq_len: positions of a row, L.
+      tile_groups: groups of rows, G.
+      tiles_per_group: tiles of a group, I.
+      tile_size: side of a tile in pixels, S.
+      tokens_per_view: tokens of a view, Q.
+      max_samples_per_row: samples that one row may hold; None for no bound.
+      pad_id: id at positions without a token.
+    """
+
+    batch_size: int
+    seq_len: int
+    tile_groups: int
+    tiles_per_group: int
+    tile_size: int
+    tokens_per_view: int
+    max_samples_per_row: int | None = 1
+    pad_id: int = 0
+
+    def __post_init__(self):
+        check_positive(self, "batch_size", "seq_len", "tile_groups", "tile_size", "tokens_per_view")
+        check(self, "tiles_per_group", self.tiles_per_group >= 0, ">= 0")
+        even = self.batch_size % self.tile_groups == 0
+        check(self, "tile_groups", even, f"a divisor of batch_size = {self.batch_size}")
+
+    @classmethod
+    def of(cls, config: DataConfig, *, side: int, pad_id: int) -> BatchShape:
+        """The shape of a config's batches."""
+        limit = 1 if config.packing is None else config.packing.max_samples_per_row
+        return cls(
+            batch_size=config.batch_size,
+            seq_len=config.seq_len,
+            tile_groups=config.tile_groups,
+            tiles_per_group=config.tiles_per_group,
+            tile_size=config.tiling.tile_size,
+            tokens_per_view=side * side,
+            max_samples_per_row=limit,
+            pad_id=pad_id,
+        )
+
+    def group(self, row: int) -> int:
+        """The group that a row belongs to."""
+        return row * self.tile_groups // self.batch_size
+
+
+class Packer:
+    """First fit: each example goes to the first row with room for its tokens and its tiles."""
+
+    def __init__(self, shape: BatchShape):
+        self._shape = shape
+        self._free_positions = [shape.seq_len] * shape.batch_size
+        self._free_tiles = [shape.tiles_per_group] * shape.tile_groups
+        self._samples = [0] * shape.batch_size
+        self._open = list(range(shape.batch_size))  # Rows that may still take a sample.
+
+    def place(self, length: int, num_views: int) -> int | None:
+        """Row for an example of `length` positions and `num_views` tiles; None if none has room."""
+        for row in self._open:
+            group = self._shape.group(row)
+            if self._free_positions[row] >= length and self._free_tiles[group] >= num_views:
+                self._take(row, group, length, num_views)
+                return row
+        return None
+
+    def _take(self, row: int, group: int, length: int, num_views: int) -> None:
+        self._free_positions[row] -= length
+        self._free_tiles[group] -= num_views
+        self._samples[row] += 1
+        if self._free_positions[row] == 0 or self._samples[row] == self._shape.max_samples_per_row:
+            self._open.remove(row)
+
+    def full_group(self, length: int) -> int | None:
+        """The first group with a row for `length` positions: after a failed `place`, the full one.
+
+        None if no row has room whatever the tiles.
+        """
+        free = self._free_positions
+        return next((self._shape.group(r) for r in self._open if free[r] >= length), None)
+
+    @property
+    def is_full(self) -> bool:
+        """No row can take another sample of any length."""
+        return not self._open
+
+
+def assemble(
+    placed: Sequence[tuple[int, Example]], shape: BatchShape
+) -> dict[str, np.ndarray]:
+    """Writes placed examples into the arrays of a batch.
+
+    Args:
+      placed: (row, example) in the order of placing; a row's samples stand in that order, and a
+        group's tiles too.
+      shape: the batch's sizes.
+
+    Returns:
+      The fields of `bluelm_jax.batch.Batch` as NumPy arrays. Positions without a sample hold the
+      pad id, segment 0 and weight 0.
+
+    Raises:
+      ValueError: a row or a group overflows, naming the sample and both numbers.
+    """
+    batch = _empty(shape)
+    used = np.zeros(shape.batch_size, np.int64)
+    tiles_used = np.zeros(shape.tile_groups, np.int64)
+    segments = np.zeros(shape.batch_size, np.int32)
+    for row, example in placed:
+        group = shape.group(row)
+        start, first_tile = int(used[row]), int(tiles_used[group])
+        stop, tile_stop = start + example.length, first_tile + example.num_views
+        _check_room(example, stop, tile_stop, row, group, shape)
+        span = slice(start, stop)
+        segments[row] += 1
+        batch["tokens"][row, span] = example.tokens
+        batch["loss_weights"][row, span] = example.supervised
+        batch["positions"][row, span] = np.arange(example.length)
+        batch["segments"][row, span] = segments[row]
+        index = example.image_index
+        offset = first_tile * shape.tokens_per_view
+        batch["image_index"][row, span] = np.where(index >= 0, index + offset, index)
+        batch["tiles"][group, first_tile:tile_stop] = example.tiles
+        used[row], tiles_used[group] = stop, tile_stop
+    return batch
+
+
+def _empty(shape: BatchShape) -> dict[str, np.ndarray]:
+    rows = (shape.batch_size, shape.seq_len)
+    size = shape.tile_size
+    tiles = (shape.tile_groups, shape.tiles_per_group, size, size, 3)
+    return {
+        "tokens": np.full(rows, shape.pad_id, np.int32),
+        "loss_weights": np.zeros(rows, np.float32),
+        "positions": np.zeros(rows, np.int32),
+        "segments": np.zeros(rows, np.int32),
+        "image_index": np.full(rows, layouts.TEXT, np.int32),
+        "tiles": np.zeros(tiles, np.uint8),
+    }
+
+
+def _check_room(
+    example: Example, stop: int, tile_stop: int, row: int, group: int, shape: BatchShape
+) -> None:
+    if stop > shape.seq_len:
+        raise ValueError(
+            f"{example.name}: row {row} would hold {stop} positions, seq_len = {shape.seq_len}"
+        )
+    if tile_stop > shape.tiles_per_group:
+        raise ValueError(
+            f"{example.name}: group {group} would hold {tile_stop} tiles, "
+            f"tiles_per_group = {shape.tiles_per_group}"
+        )
+
+
+def batch_prompts(
+    prompts: Sequence[Example],
+    shape: BatchShape,
+) -> dict[str, np.ndarray]:
+    """Prompts padded on the right, one a row, for generation.
+
+    Args:
+      prompts: at most `shape.batch_size` prompts; rows without one are empty.
+      shape: the batch's sizes.
+
+    Returns:
+      What `assemble` returns, and `lengths` int32 [B], the positions of each prompt.
+
+    Raises:
+      ValueError: there are more prompts than rows, or one does not fit, naming it.
+    """
+    if len(prompts) > shape.batch_size:
+        raise ValueError(f"{len(prompts)} prompts for batch_size = {shape.batch_size}")
+    batch = assemble(list(enumerate(prompts)), shape)
+    lengths = np.zeros(shape.batch_size, np.int32)
+    lengths[: len(prompts)] = [prompt.length for prompt in prompts]
+    return {**batch, "lengths": lengths}

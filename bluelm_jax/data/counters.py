@@ -1,0 +1,41 @@
+"""Counts of what the data pipeline did, with the names of some of the samples concerned."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+
+@dataclasses.dataclass
+class Counters:
+    """Events by reason; part of the pipeline's state, so they survive a resume.
+
+    Attributes:
+      counts: events of each reason.
+      names: the first `max_names` samples of each reason, with what was wrong.
+      max_names: bound on the names kept for each reason.
+    """
+
+    max_names: int = 20
+    counts: dict[str, int] = dataclasses.field(default_factory=dict)
+    names: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+
+    def add(self, reason: str, name: str | None = None, count: int = 1) -> None:
+        """Counts an event, and keeps the sample's name if there is room."""
+        self.counts[reason] = self.counts.get(reason, 0) + count
+        if name is not None and len(self.names.setdefault(reason, [])) < self.max_names:
+            self.names[reason].append(name)
+
+    def state(self) -> dict[str, Any]:
+        """A JSON-able copy."""
+        names = {reason: list(kept) for reason, kept in self.names.items()}
+        return {"counts": dict(self.counts), "names": names}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continues from what `state` returned."""
+        self.counts = dict(state["counts"])
+        self.names = {reason: list(kept) for reason, kept in state["names"].items()}
+
+    def summary(self) -> str:
+        """One line for a log: every reason and its count."""
+        return ", ".join(f"{reason} {n}" for reason, n in sorted(self.counts.items()))

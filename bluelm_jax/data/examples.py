@@ -1,0 +1,201 @@
+"""A record becomes an example, by the policies of a config for samples that do not fit.
+
+A `Plan` is made first, so over-long samples are dropped before a pixel is decoded. What a policy
+leaves out comes back as `Skipped`, with the reason to count and the sample's name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+
+from bluelm_jax import patching
+from bluelm_jax.data import images
+from bluelm_jax.data.plans import Plan, Planner, UnreadableImageError, truncate
+from bluelm_jax.data.sources import InvalidRecordError
+from bluelm_jax.data_config import SourceConfig
+
+_T = TypeVar("_T")
+
+
+class OverlongError(ValueError):
+    """A sample with more positions than a row; the message names it and both numbers."""
+
+
+class TooManyTilesError(ValueError):
+    """A sample with more tiles than a group; the message names it and both numbers."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Example:
+    """A sample, ready to be put in a row.
+
+    Attributes:
+      name: the sample's id and where it stands.
+      tokens: int32 [n]; the pad id at image positions.
+      supervised: bool [n]; True where the token is a target.
+      image_index: int32 [n]; >= 0 counts the tokens of the sample's own views, -1 text, -2 newline.
+      tiles: uint8 [V, S, S, 3].
+      reference: text of the answer that a prompt asks for; '' in training.
+      events: (reason, detail) pairs to count.
+    """
+
+    name: str
+    tokens: np.ndarray
+    supervised: np.ndarray
+    image_index: np.ndarray
+    tiles: np.ndarray
+    reference: str = ""
+    events: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def length(self) -> int:
+        """Positions that the sample takes."""
+        return len(self.tokens)
+
+    @property
+    def num_views(self) -> int:
+        """Tiles that the sample takes."""
+        return len(self.tiles)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        arrays = (self.tokens, self.supervised, self.image_index, self.tiles)
+        return sum(array.nbytes for array in arrays)
+
+
+@dataclasses.dataclass(frozen=True)
+class Skipped:
+    """A sample that a policy leaves out: the counter, and what was wrong with which sample."""
+
+    reason: str
+    detail: str
+
+
+class ExampleMaker:
+    """Makes examples of records.
+
+    Args:
+      planner: plans the sequences.
+    """
+
+    def __init__(self, planner: Planner):
+        self.planner = planner
+        self.config = planner.config
+
+    def plan_by_policy(
+        self, record: Mapping[str, Any], source: SourceConfig, where: str
+    ) -> Plan:
+        """`plan`, without images if one is unreadable and the policy says so."""
+        try:
+            return self.planner.plan(record, source, where)
+        except UnreadableImageError as error:
+            return self._text_only(record, source, where, error)
+
+    def _text_only(self, record, source: SourceConfig, where: str, error: Exception) -> Plan:
+        if self.config.on_unreadable_image != "replace_with_text_only":
+            raise error
+        plan = self.planner.plan(record, source, where, with_images=False)
+        event = ("replaced_with_text_only", str(error))
+        return dataclasses.replace(plan, events=(*plan.events, event))
+
+    def make(
+        self, record: Mapping[str, Any], source: SourceConfig, where: str
+    ) -> Example | Skipped:
+        """A training example, or why a policy leaves the sample out; errors if none does."""
+        return self._apply_policies(lambda: self._make(record, source, where))
+
+    def make_plan(
+        self, record: Mapping[str, Any], source: SourceConfig, where: str
+    ) -> Plan | Skipped:
+        """`make` as far as it goes without decoding an image."""
+        return self._apply_policies(lambda: self._fit(self.plan_by_policy(record, source, where)))
+
+    def make_prompt(
+        self, record: Mapping[str, Any], source: SourceConfig, where: str, *, turn: int = -1
+    ) -> Example | Skipped:
+        """A prompt without its answer, and the answer as `reference`; never truncated."""
+
+        def build() -> Example:
+            plan = self.planner.plan_prompt(record, source, where, turn=turn)
+            if plan.length > self.config.seq_len:
+                raise OverlongError(_too_long(plan, self.config.seq_len))
+            return self._decode(plan)
+
+        return self._apply_policies(build)
+
+    def _make(self, record, source: SourceConfig, where: str) -> Example | Skipped:
+        plan = self._fit(self.plan_by_policy(record, source, where))
+        try:
+            return plan if isinstance(plan, Skipped) else self._decode(plan)
+        except UnreadableImageError as error:  # A good header before damaged pixels.
+            plan = self._fit(self._text_only(record, source, where, error))
+            return plan if isinstance(plan, Skipped) else self._decode(plan)
+
+    def _fit(self, plan: Plan) -> Plan | Skipped:
+        """`plan` within the bounds of a row and a group, by policy."""
+        config = self.config
+        if plan.length > config.seq_len:
+            if config.on_overlong != "truncate_text":
+                raise OverlongError(_too_long(plan, config.seq_len))
+            plan = truncate(plan, config.seq_len)
+            if not plan.supervised.any():
+                detail = f"{plan.name}: no supervised token among the first {config.seq_len}"
+                return Skipped("overlong", detail)
+        if plan.num_views > config.tiles_per_group:
+            raise TooManyTilesError(
+                f"{plan.name}: {plan.num_views} tiles, tiles_per_group = {config.tiles_per_group}"
+            )
+        return plan
+
+    def _apply_policies(self, build: Callable[[], _T]) -> _T | Skipped:
+        config = self.config
+        try:
+            return build()
+        except InvalidRecordError as error:
+            caught, reason, policy = error, "invalid_record", config.on_invalid_record
+        except OverlongError as error:
+            caught, reason, policy = error, "overlong", config.on_overlong
+        except TooManyTilesError as error:
+            caught, reason, policy = error, "too_many_tiles", config.on_too_many_tiles
+        except UnreadableImageError as error:
+            caught, reason, policy = error, "unreadable_image", config.on_unreadable_image
+        if policy not in ("skip", "drop"):
+            raise caught
+        return Skipped(reason, str(caught))
+
+    def _decode(self, plan: Plan) -> Example:
+        """Adds the views of a plan's images."""
+        size = self.config.tiling.tile_size
+        views = [np.zeros((0, size, size, 3), np.uint8)]
+        for span in plan.images:
+            try:
+                image = images.read_image(span.path, self.planner.limits)
+            except images.ImageError as error:
+                raise UnreadableImageError(f"{plan.name}: {error}") from error
+            if image.size != (span.width, span.height):
+                raise UnreadableImageError(
+                    f"{plan.name}: {span.path}: decoded to {image.width}x{image.height}, "
+                    f"the header says {span.width}x{span.height}"
+                )
+            views.append(patching.make_views(image, self.config.tiling, plan.num_images))
+        return Example(
+            name=plan.name,
+            tokens=plan.tokens,
+            supervised=plan.supervised,
+            image_index=plan.image_index,
+            tiles=np.concatenate(views),
+            reference=plan.reference,
+            events=plan.events,
+        )
+
+
+def _too_long(plan: Plan, limit: int) -> str:
+    image_tokens = sum(span.stop - span.start for span in plan.images)
+    return (
+        f"{plan.name}: {plan.length} positions ({image_tokens} of images), seq_len = {limit}"
+    )

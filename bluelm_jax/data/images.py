@@ -1,0 +1,308 @@
+"""Image files -> upright RGB images, or one typed error; never a crash, never unbounded memory.
+
+What each kind of file becomes (docs/tiling.md repeats it as a table):
+
+* EXIF (or XMP) orientation is applied, so width and height are those a viewer shows.
+* Alpha in any form (RGBA, LA, PA, a transparent palette entry or colour) is composited on
+  `ImageLimits.background`.
+* 1, L, P, CMYK, YCCK and others are converted as Pillow does, without colour management.
+* 16-bit samples keep their high byte, grey (I;16, I) and colour alike. Floats are clipped to
+  0..255 and rounded, or first multiplied by 255 if none exceeds 1; NaN is 0.
+* Animations (GIF, WebP, APNG, MPO) give their first frame; ICC profiles are ignored.
+* The content decides the format, not the file's name.
+
+Sizes are checked before any pixel is decoded, so memory is bounded by the limits, not by a header.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import logging
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import BinaryIO, Literal
+
+import numpy as np
+from PIL import Image
+
+BadImageKind = Literal[
+    "missing", "empty", "not_an_image", "damaged", "too_large", "too_thin", "outside_root"
+]
+BadImagePolicy = Literal["raise", "skip", "replace_with_text_only"]
+
+# Raster formats only: Pillow's EPS reader, for one, starts an interpreter on the file.
+FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000")
+
+_ORIENTATION = 0x0112
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ImageLimits:
+    """What is accepted, and the colour behind transparency.
+
+    Attributes:
+      max_megapixels: width * height / 1e6; decoding takes about four bytes a pixel. Pillow's own
+        `Image.MAX_IMAGE_PIXELS` holds beside it.
+      min_side: pixels of the shorter side.
+      max_aspect_ratio: longer side / shorter side.
+      background: RGB under transparent pixels.
+    """
+
+    max_megapixels: float = 64.0
+    min_side: int = 2
+    max_aspect_ratio: float = 200.0
+    background: tuple[int, int, int] = (255, 255, 255)
+
+    def __post_init__(self):
+        object.__setattr__(self, "background", tuple(self.background))
+        for field, least in (("max_megapixels", 0), ("min_side", 1), ("max_aspect_ratio", 1)):
+            value = getattr(self, field)
+            if not value >= least:
+                raise ValueError(f"ImageLimits.{field} = {value!r}: must be >= {least}")
+        if len(self.background) != 3 or not all(0 <= c <= 255 for c in self.background):
+            raise ValueError(
+                f"ImageLimits.background = {self.background!r}: must be three values in 0..255"
+            )
+
+
+class ImageError(ValueError):
+    """An image file that cannot be used.
+
+    Attributes:
+      path: the file, as given.
+      kind: a short name of the cause, for counting.
+      reason: the cause in words.
+      size: (width, height) in pixels that the file declares, None where it declares none.
+    """
+
+    def __init__(
+        self, path: str, kind: BadImageKind, reason: str, size: tuple[int, int] | None = None
+    ):
+        super().__init__(path, kind, reason, size)  # all four, so that workers can pickle it
+        self.path, self.kind, self.reason, self.size = path, kind, reason, size
+
+    def __str__(self) -> str:
+        size = "size unknown" if self.size is None else f"{self.size[0]}x{self.size[1]}"
+        return f"{self.path}: {self.reason} ({size})"
+
+
+DEFAULT_LIMITS = ImageLimits()
+
+
+def read_image(path: str | os.PathLike[str], limits: ImageLimits = DEFAULT_LIMITS) -> Image.Image:
+    """Reads an image file.
+
+    Returns:
+      The whole image, upright, mode RGB.
+
+    Raises:
+      ImageError: the file is missing, empty, not an image, damaged or outside `limits`.
+    """
+    path = os.fspath(path)
+    with _opened(path) as image:
+        orientation = _orientation(image)
+        _check_limits(path, _upright_size(image, orientation), limits)
+        size = image.size
+        try:
+            image.load()
+            rgb = _to_rgb(image, limits.background)
+            turn = _TURNS.get(orientation)
+            return rgb if turn is None else rgb.transpose(turn)
+        except Exception as error:  # decoders raise nearly everything on hostile data
+            raise ImageError(path, "damaged", f"truncated or damaged: {error}", size) from error
+
+
+def read_size(path: str | os.PathLike[str], limits: ImageLimits | None = None) -> tuple[int, int]:
+    """Reads (width, height) of an image file, upright, from its header; decodes no pixel.
+
+    Args:
+      path: the file.
+      limits: checked if given.
+
+    Raises:
+      ImageError: the file is missing, empty, not an image, or outside `limits`. Damage after the
+        header goes unseen.
+    """
+    path = os.fspath(path)
+    with _opened(path) as image:
+        size = _upright_size(image, _orientation(image))
+        if limits is not None:
+            _check_limits(path, size, limits)
+        return size
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[Image.Image]:
+    """The file as a Pillow image whose header is parsed and whose pixels are not."""
+    try:
+        # Opening a pipe or device could block for ever, so look before.
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):
+            raise ImageError(path, "not_an_image", "not a regular file")
+        if status.st_size == 0:
+            raise ImageError(path, "empty", "empty file")
+        file = open(path, "rb")  # noqa: SIM115 (closed below; `with` would catch the caller's errors)
+    except (OSError, ValueError) as error:
+        if isinstance(error, ImageError):
+            raise
+        raise ImageError(path, "missing", f"cannot be opened: {error}") from error
+    with file, _parse_header(path, file) as image:
+        yield image
+
+
+def _parse_header(path: str, file: BinaryIO) -> Image.Image:
+    try:
+        return Image.open(file, formats=FORMATS)
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise ImageError(path, "too_large", str(error), _declared_size(file)) from error
+    except Image.UnidentifiedImageError as error:
+        raise ImageError(path, "not_an_image", "not an image in a known format") from error
+    except Exception as error:  # plugins raise nearly everything on hostile headers
+        raise ImageError(path, "damaged", f"damaged header: {error}") from error
+
+
+def _declared_size(file: BinaryIO) -> tuple[int, int] | None:
+    """The size in the header of a file that Pillow refused to open as too large."""
+    file.seek(0)
+    prefix = file.read(16)
+    for name in FORMATS:
+        factory, accept = Image.OPEN.get(name, (None, None))
+        if factory is None or (accept and accept(prefix) is not True):
+            continue
+        file.seek(0)
+        try:
+            return factory(file, "").size
+        except Exception:
+            continue
+    return None
+
+
+def _orientation(image: Image.Image) -> int:
+    """EXIF orientation 1..8 from what stands before the pixels; damaged EXIF counts as none."""
+    if image.format == "TIFF":
+        return 1  # Pillow turns TIFF files itself
+    try:
+        # Not image.getexif(): for a PNG that decodes every pixel in search of a later chunk.
+        orientation = Image.Image.getexif(image).get(_ORIENTATION, 1)
+    except Exception:
+        return 1
+    return orientation if orientation in _TURNS else 1
+
+
+def _upright_size(image: Image.Image, orientation: int) -> tuple[int, int]:
+    width, height = image.size
+    return (height, width) if orientation >= 5 else (width, height)
+
+
+def _check_limits(path: str, size: tuple[int, int], limits: ImageLimits) -> None:
+    width, height = size
+    megapixels, side = width * height / 1e6, min(size)
+    if megapixels > limits.max_megapixels:
+        reason = f"{megapixels:.1f} megapixels, above max_megapixels = {limits.max_megapixels:g}"
+        raise ImageError(path, "too_large", reason, size)
+    if side < limits.min_side:
+        reason = f"shorter side {side}, below min_side = {limits.min_side}"
+        raise ImageError(path, "too_thin", reason, size)
+    if max(size) > limits.max_aspect_ratio * side:
+        reason = f"side ratio {max(size) / side:.0f}, above max_aspect_ratio = "
+        raise ImageError(path, "too_thin", f"{reason}{limits.max_aspect_ratio:g}", size)
+
+
+def _to_rgb(image: Image.Image, background: tuple[int, int, int]) -> Image.Image:
+    if image.mode == "F" or image.mode.startswith("I"):
+        return _deep_to_grey(image).convert("RGB")
+    if not image.has_transparency_data:
+        return image.convert("RGB")  # RGB comes back as a copy-free equal
+    if image.mode == "La":
+        image = image.convert("LA")
+    colour = image.convert("RGBA")
+    canvas = Image.new("RGB", image.size, background)
+    canvas.paste(colour, mask=colour)
+    return canvas
+
+
+def _deep_to_grey(image: Image.Image) -> Image.Image:
+    """Modes F, I, I;16 and its byte orders as 8-bit grey; Pillow's own conversion saturates."""
+    values = np.asarray(image)
+    if image.mode == "F":
+        values = np.nan_to_num(values, nan=0.0, posinf=255.0, neginf=0.0)
+        scale = 255.0 if values.max() <= 1 else 1.0
+        grey = np.clip(np.rint(values * scale), 0, 255)
+    else:
+        grey = np.clip(values, 0, 65535) >> 8
+    return Image.fromarray(grey.astype(np.uint8))
+
+
+@functools.lru_cache(maxsize=64)
+def _real_root(root: str) -> str:
+    return os.path.realpath(root)
+
+
+def resolve_path(root: str | os.PathLike[str], name: str) -> str:
+    """The file that `name` of a dataset means, which must lie under `root`, links followed.
+
+    Raises:
+      ImageError: `name` is empty, absolute or leads out of `root`; kind 'outside_root'.
+    """
+    root = _real_root(os.fspath(root))
+    if not isinstance(name, str) or not name or "\0" in name:
+        raise ImageError(repr(name), "outside_root", "not a file name")
+    if os.path.isabs(name):
+        raise ImageError(name, "outside_root", f"absolute path; must be relative to {root}")
+    path = os.path.realpath(os.path.join(root, name))
+    if os.path.commonpath((root, path)) != root:
+        raise ImageError(name, "outside_root", f"leads to {path}, outside of {root}")
+    return path
+
+
+class BadImages:
+    """Applies one policy to images that cannot be used, counting and naming them.
+
+    Attributes:
+      policy: 'raise' stops at the first; 'skip' drops its sample; 'replace_with_text_only' keeps
+        the sample's text and drops its images.
+      counts: images refused so far, by `ImageError.kind`.
+      names: the refused files in order, at most `max_names` of them.
+    """
+
+    def __init__(self, policy: BadImagePolicy = "raise", max_names: int = 1000):
+        policies = ("raise", "skip", "replace_with_text_only")
+        if policy not in policies:
+            raise ValueError(f"policy = {policy!r}: must be one of {policies}")
+        self.policy = policy
+        self.counts: collections.Counter[str] = collections.Counter()
+        self.names: list[str] = []
+        self._max_names = max_names
+
+    def handle(
+        self, error: ImageError, sample: str = ""
+    ) -> Literal["skip", "replace_with_text_only"]:
+        """Counts and logs `error`, met in `sample`; says what to do, or raises it."""
+        if self.policy == "raise":
+            if sample:
+                error.add_note(f"in sample {sample}")
+            raise error
+        self.counts[error.kind] += 1
+        if len(self.names) < self._max_names:
+            self.names.append(error.path)
+        logging.getLogger(__name__).warning(
+            "%s: sample %s: %s (%d refused so far)",
+            self.policy,
+            sample or "?",
+            error,
+            self.counts.total(),
+        )
+        return self.policy

@@ -1,0 +1,1 @@
+"""Rendered training data."""

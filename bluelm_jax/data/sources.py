@@ -1,0 +1,173 @@
+"""Files of records with random access, read through a memory map.
+
+A source knows where each record lies in its file and parses one record when it is asked for it.
+The bytes belong to the page cache, which all worker processes share; what a process keeps itself
+is the offset index, 16 bytes a record, or nothing when the index lies in a file as well
+(`index_dir`). Sources pickle as their paths and open again in the worker.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import os
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+# A JSON string, or one bracket: all that is needed to find where a record starts and ends.
+_STRUCTURE = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{}]', re.DOTALL)
+
+
+class InvalidRecordError(ValueError):
+    """A record that cannot become a sample; the message names it."""
+
+
+@runtime_checkable
+class Records(Protocol):
+    """Random access to records; `where(i)` names one for error messages."""
+
+    def __len__(self) -> int:
+        """Number of records."""
+
+    def __getitem__(self, index: int) -> Mapping[str, Any]:
+        """Record `index`, 0 <= index < len."""
+
+    def where(self, index: int) -> str:
+        """File and place of record `index`."""
+
+
+class MemoryRecords:
+    """Records that are already in memory."""
+
+    def __init__(self, records: Sequence[Mapping[str, Any]], name: str = "memory"):
+        self._records, self._name = records, name
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, index: int) -> Mapping[str, Any]:
+        return self._records[index]
+
+    def where(self, index: int) -> str:
+        """Name of the list and index."""
+        return f"{self._name}[{index}]"
+
+
+class FileRecords:
+    """A JSON array (`.json`) or JSON lines (`.jsonl`) file.
+
+    Args:
+      path: the file; the kind is told by its first character, not by its name.
+      index_dir: folder to keep the offset index in; it is written once for each state (size and
+        time of change) of the file and memory mapped by every process.
+
+    Raises:
+      ValueError: the file is missing, empty or cut off; the message names file and byte.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], index_dir: str | None = None):
+        self._path, self._index_dir = str(path), index_dir
+        self._open()
+        self._spans = self._load_spans()
+
+    def _open(self):
+        path = pathlib.Path(self._path)
+        if not path.is_file():
+            raise ValueError(f"{path}: no such file")
+        if path.stat().st_size == 0:
+            raise ValueError(f"{path}: the file is empty")
+        with path.open("rb") as file:
+            self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def __getstate__(self):
+        state = self.__dict__.copy()
+        del state["_bytes"]
+        if self._index_dir is not None:
+            del state["_spans"]
+        return state
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        self._open()
+        if self._index_dir is not None:
+            self._spans = self._load_spans()
+
+    def _load_spans(self) -> np.ndarray:
+        """Start and end byte of each record, int64 [records, 2]."""
+        if self._index_dir is None:
+            return self._find_spans()
+        stat = os.stat(self._path)
+        key = f"{os.path.abspath(self._path)} {stat.st_size} {stat.st_mtime_ns}"
+        name = hashlib.sha256(key.encode()).hexdigest()[:24] + ".npy"
+        index = pathlib.Path(self._index_dir) / name
+        if not index.exists():
+            index.parent.mkdir(parents=True, exist_ok=True)
+            partial = index.with_suffix(f".{os.getpid()}.partial.npy")
+            np.save(partial, self._find_spans())
+            partial.rename(index)  # Atomic: no process ever maps half an index.
+        return np.load(index, mmap_mode="r")
+
+    def _find_spans(self) -> np.ndarray:
+        first = re.compile(rb"\S").search(self._bytes)
+        if first is None:
+            raise ValueError(f"{self._path}: the file holds only white space")
+        find = _array_spans if first.group() == b"[" else _line_spans
+        spans = find(self._bytes, self._path)
+        return np.asarray(spans, np.int64).reshape(-1, 2)
+
+    def __len__(self) -> int:
+        return len(self._spans)
+
+    def __getitem__(self, index: int) -> Mapping[str, Any]:
+        start, end = (int(at) for at in self._spans[index])
+        try:
+            record = json.loads(self._bytes[start:end])
+        except ValueError as error:
+            raise InvalidRecordError(f"{self.where(index)}: not valid JSON: {error}") from error
+        if not isinstance(record, dict):
+            what = f"a record must be an object, got {type(record).__name__}"
+            raise InvalidRecordError(f"{self.where(index)}: {what}")
+        return record
+
+    def where(self, index: int) -> str:
+        """Path, index and first byte of a record."""
+        return f"{self._path}[{index}] (byte {int(self._spans[index][0])})"
+
+
+def _array_spans(data: mmap.mmap, path: str) -> list[tuple[int, int]]:
+    """Spans of the objects directly inside the outermost array."""
+    spans: list[tuple[int, int]] = []
+    depth = start = 0
+    for match in _STRUCTURE.finditer(data):
+        mark = match.group()
+        if mark in (b"[", b"{"):
+            depth += 1
+            if depth == 2:
+                start = match.start()
+        elif mark in (b"]", b"}"):
+            depth -= 1
+            if depth == 1:
+                spans.append((start, match.end()))
+            elif depth == 0:
+                return spans
+    raise ValueError(
+        f"{path}: the array is not closed ({len(spans)} whole records in {len(data)} bytes)"
+    )
+
+
+def _line_spans(data: mmap.mmap, path: str) -> list[tuple[int, int]]:
+    """Spans of the lines that are not blank."""
+    spans: list[tuple[int, int]] = []
+    start, size = 0, len(data)
+    while start < size:
+        end = data.find(b"\n", start)
+        end = size if end < 0 else end
+        if data[start:end].strip():
+            spans.append((start, end))
+        start = end + 1
+    return spans

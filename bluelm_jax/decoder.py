@@ -1,0 +1,188 @@
+"""The language model: a LLaMA-shaped decoder with the options of DecoderConfig.
+
+Two ways through it, equal to each other by test: `forward` for training (whole packed rows) and
+`extend` for generation (append T positions to a KV cache; T = prompt, T = 128 for the phone's
+chunked prefill, T = 1 for decoding).
+"""
+
+from __future__ import annotations
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from bluelm_jax import config, layers, params
+from bluelm_jax.params import Param, Tree
+from bluelm_jax.sharding import shard
+
+
+@flax.struct.dataclass
+class KVCache:
+    """Keys and values of all layers.
+
+    Attributes:
+      k: keys after RoPE.
+      v: values.
+      lengths: positions in use, by row. What stands beyond is never attended to.
+    """
+
+    k: Float[Array, "Z B C K H"]
+    v: Float[Array, "Z B C K H"]
+    lengths: Int[Array, "B"]
+
+
+def init_cache(cfg: config.DecoderConfig, batch: int, size: int, dtype: jnp.dtype) -> KVCache:
+    """An empty cache of `size` positions a row."""
+    shape = (cfg.depth, batch, size, cfg.num_kv_heads, cfg.head_dim)
+    return KVCache(
+        k=jnp.zeros(shape, dtype), v=jnp.zeros(shape, dtype), lengths=jnp.zeros(batch, jnp.int32)
+    )
+
+
+def specs(cfg: config.DecoderConfig) -> Tree:
+    """Declares the decoder's weights; blocks are stacked on a leading axis of size depth."""
+    d, m, h = cfg.width, cfg.mlp_dim, cfg.head_dim
+    q, kv = cfg.num_heads * h, cfg.num_kv_heads * h
+    bias, gain = cfg.qkv_bias, (2 * cfg.depth) ** -0.5
+    block = {
+        "norm1": layers.rms_norm_specs(d, "embed"),
+        "attn": {
+            "q": layers.linear_specs(d, q, ("embed", "heads"), bias=bias),
+            "k": layers.linear_specs(d, kv, ("embed", "kv_heads"), bias=bias),
+            "v": layers.linear_specs(d, kv, ("embed", "kv_heads"), bias=bias),
+            "out": layers.linear_specs(q, d, ("heads", "embed"), bias=False, gain=gain),
+        },
+        "norm2": layers.rms_norm_specs(d, "embed"),
+        "mlp": {
+            "gate": layers.linear_specs(d, m, ("embed", "mlp"), bias=False),
+            "up": layers.linear_specs(d, m, ("embed", "mlp"), bias=False),
+            "down": layers.linear_specs(m, d, ("mlp", "embed"), bias=False, gain=gain),
+        },
+    }
+    # Unit variance after MiniCPM's embed_scale; the head then sees inputs of unit variance.
+    tree = {
+        "embed": Param((cfg.vocab_size, d), ("vocab", "embed"), 1.0 / cfg.embed_scale),
+        "blocks": params.stack(block, cfg.depth),
+        "norm": layers.rms_norm_specs(d, "embed"),
+    }
+    if cfg.embed_norm:
+        tree["embed_norm"] = layers.layer_norm_specs(d, "embed")
+    if cfg.tied_head:
+        tree["embed"] = Param((cfg.vocab_size, d), ("vocab", "embed"), d**-0.5)
+    else:
+        tree["head"] = Param((d, cfg.vocab_size), ("embed", "vocab"))
+    return tree
+
+
+def embed_tokens(
+    p: Tree, tokens: Int[Array, "B L"], cfg: config.DecoderConfig, dtype: jnp.dtype
+) -> Float[Array, "B L D"]:
+    """Scaled embeddings, through the LayerNorm where the model has one (text tokens only)."""
+    x = p["embed"].astype(dtype)[tokens] * cfg.embed_scale
+    return layers.layer_norm(p["embed_norm"], x, cfg.norm_eps) if cfg.embed_norm else x
+
+
+def head_matrix(p: Tree, cfg: config.DecoderConfig) -> Float[Array, "D V"]:
+    """The output head, transposed embeddings when tied."""
+    return p["embed"].T if cfg.tied_head else p["head"]
+
+
+def final_hidden(
+    p: Tree, x: Float[Array, "B L D"], cfg: config.DecoderConfig
+) -> Float[Array, "B L D"]:
+    """Last norm and logit divisor: what the head multiplies."""
+    return layers.rms_norm(p["norm"], x, cfg.norm_eps) / cfg.logit_divisor
+
+
+def logits(p: Tree, hidden: Float[Array, "*B D"], cfg: config.DecoderConfig) -> Float[Array, "*B V"]:
+    """float32 logits of the final hidden state."""
+    return (hidden @ head_matrix(p, cfg).astype(hidden.dtype)).astype(jnp.float32)
+
+
+def project_qkv(p: Tree, x: Array, rope: tuple[Array, Array], cfg: config.DecoderConfig):
+    """Queries [B, T, N, H], keys and values [B, T, K, H]; RoPE applied to the first two."""
+    q, k, v = (layers.linear(p[name], x) for name in "qkv")
+    q = q.reshape(*x.shape[:-1], cfg.num_heads, cfg.head_dim)
+    k, v = (y.reshape(*x.shape[:-1], cfg.num_kv_heads, cfg.head_dim) for y in (k, v))
+    return layers.apply_rope(q, *rope), layers.apply_rope(k, *rope), v
+
+
+def mlp(p: Tree, x: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
+    """SwiGLU."""
+    return layers.linear(
+        p["down"], jax.nn.silu(layers.linear(p["gate"], x)) * layers.linear(p["up"], x)
+    )
+
+
+def finish_block(p: Tree, x: Array, attended: Array, cfg: config.DecoderConfig) -> Array:
+    """Adds attention's output and the MLP to the residual stream, each times residual_scale."""
+    attended = attended.reshape(*x.shape[:-1], cfg.num_heads * cfg.head_dim)
+    x = x + layers.linear(p["attn"]["out"], attended) * cfg.residual_scale
+    return x + mlp(p["mlp"], layers.rms_norm(p["norm2"], x, cfg.norm_eps)) * cfg.residual_scale
+
+
+def packed_mask(
+    positions: Int[Array, "B L"], segments: Int[Array, "B L"]
+) -> Bool[Array, "B L L"]:
+    """Causal inside a segment: same segment, key position not after query position."""
+    same = segments[:, :, None] == segments[:, None, :]
+    return same & (positions[:, :, None] >= positions[:, None, :])
+
+
+def forward(
+    p: Tree,
+    x: Float[Array, "B L D"],
+    positions: Int[Array, "B L"],
+    segments: Int[Array, "B L"],
+    cfg: config.DecoderConfig,
+) -> Float[Array, "B L D"]:
+    """Final hidden states of packed rows; samples in a row do not see each other."""
+    rope = layers.rope_tables(positions, cfg.head_dim, cfg.rope_theta)
+    mask = packed_mask(positions, segments)
+
+    def step(x, w):
+        y = layers.rms_norm(w["norm1"], x, cfg.norm_eps)
+        q, k, v = project_qkv(w["attn"], y, rope, cfg)
+        x = finish_block(w, x, layers.attention(q, k, v, mask), cfg)
+        return shard(x, "batch", "seq", "features"), None
+
+    step = jax.checkpoint(step) if cfg.remat else step
+    x, _ = jax.lax.scan(step, x, p["blocks"], unroll=cfg.unroll)
+    return final_hidden(p, x, cfg)
+
+
+def extend(
+    p: Tree,
+    x: Float[Array, "B T D"],
+    valid: Int[Array, "B"],
+    cache: KVCache,
+    cfg: config.DecoderConfig,
+) -> tuple[Float[Array, "B T D"], KVCache]:
+    """Appends T positions to every row, of which the first `valid[b]` count.
+
+    Rows of unequal length are padded on the right. What a padded position writes lies beyond the
+    row's length, so it is overwritten before anything attends to it; writes past the end of the
+    cache are dropped.
+
+    Returns:
+      Final hidden states, and the cache with lengths increased by `valid`.
+    """
+    batch, chunk, _ = x.shape
+    positions = cache.lengths[:, None] + jnp.arange(chunk)[None]
+    rope = layers.rope_tables(positions, cfg.head_dim, cfg.rope_theta)
+    slots = jnp.arange(cache.k.shape[2])
+    mask = slots[None, None] <= positions[:, :, None]
+    rows = jnp.arange(batch)[:, None]
+
+    def step(x, inputs):
+        w, k_cache, v_cache = inputs
+        y = layers.rms_norm(w["norm1"], x, cfg.norm_eps)
+        q, k, v = project_qkv(w["attn"], y, rope, cfg)
+        k_cache = k_cache.at[rows, positions].set(k, mode="drop")
+        v_cache = v_cache.at[rows, positions].set(v, mode="drop")
+        x = finish_block(w, x, layers.attention(q, k_cache, v_cache, mask), cfg)
+        return x, (k_cache, v_cache)
+
+    x, (k, v) = jax.lax.scan(step, x, (p["blocks"], cache.k, cache.v), unroll=cfg.unroll)
+    return final_hidden(p, x, cfg), KVCache(k=k, v=v, lengths=cache.lengths + valid)

@@ -1,0 +1,289 @@
+"""Training: one pure step, and the loop around it.
+
+`train_step` is a function of state and batch. `train` builds what it needs, restores what is there,
+and runs it; a run that was interrupted continues with the same batches and the same numbers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+from jaxtyping import Array, Int
+
+from bluelm_jax import checkpoints, loss, optim, params, serialize, sharding, vlm
+from bluelm_jax.batch import Batch
+from bluelm_jax.data.pipeline import BatchIterator, Pipeline
+from bluelm_jax.metrics_log import MetricsLog
+from bluelm_jax.params import Tree
+from bluelm_jax.run_config import RunConfig
+
+
+@flax.struct.dataclass
+class TrainState:
+    """Steps done, all weights (float32), optimizer state of the trainable ones."""
+
+    step: Int[Array, ""]
+    params: Tree
+    opt_state: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Finished:
+    """What a call of `train` did: steps of the run, those of this call, seconds of this call."""
+
+    step: int
+    steps_now: int
+    seconds: float
+    state: TrainState
+
+
+def trainable_specs(run: RunConfig) -> Tree:
+    """Declarations of the weights that this stage trains."""
+    return optim.partition(vlm.specs(run.model), run.train.trainable)[0]
+
+
+def make_optimizer(run: RunConfig) -> optax.GradientTransformation:
+    """The stage's optimizer."""
+    return optim.make_optimizer(run.train.optim, run.train.steps, trainable_specs(run))
+
+
+def init_state(run: RunConfig, weights: Tree | None = None) -> TrainState:
+    """Step 0, with weights drawn from the seed or given."""
+    if weights is None:
+        weights = params.init(vlm.specs(run.model), jax.random.key(run.train.seed))
+    trained, _ = optim.partition(weights, run.train.trainable)
+    return TrainState(
+        step=jnp.int32(0), params=weights, opt_state=make_optimizer(run).init(trained)
+    )
+
+
+def micro_batches(batch: Batch, count: int) -> Batch:
+    """Splits the rows, and the groups of tiles, into `count` micro-batches on a leading axis."""
+    return jax.tree.map(lambda x: x.reshape(count, x.shape[0] // count, *x.shape[1:]), batch)
+
+
+def gradients(run: RunConfig, weights: Tree, batch: Batch) -> tuple[Tree, loss.LossSums]:
+    """Gradients of the mean loss over all supervised tokens of all micro-batches, and the sums."""
+    trained, frozen = optim.partition(weights, run.train.trainable)
+
+    def summed_loss(trained: Tree, micro: Batch):
+        p = {**frozen, **trained}
+        hidden = vlm.forward(p, micro, run.model)
+        sums = loss.cross_entropy(
+            p["decoder"], hidden, micro, run.model.decoder, run.train.logits_chunk
+        )
+        return sums.loss, sums
+
+    grad = jax.grad(summed_loss, has_aux=True)
+    if run.train.accumulation == 1:
+        grads, sums = grad(trained, batch)
+    else:
+        micros = micro_batches(batch, run.train.accumulation)
+        zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(grad, trained, _first(micros)))
+
+        def step(total, micro):
+            return jax.tree.map(jnp.add, total, grad(trained, micro)), None
+
+        (grads, sums), _ = jax.lax.scan(step, zeros, micros)
+    tokens = jnp.maximum(sums.weight, 1.0)
+    return jax.tree.map(lambda g: g / tokens, grads), sums
+
+
+def _first(micros: Batch) -> Batch:
+    return jax.tree.map(lambda x: x[0], micros)
+
+
+def train_step(
+    state: TrainState, batch: Batch, *, run: RunConfig
+) -> tuple[TrainState, dict[str, Array]]:
+    """One optimizer step.
+
+    Returns:
+      The next state and scalars: loss (nats a supervised token), accuracy (share of supervised
+      tokens whose argmax is right), tokens (supervised), grad_norm (before clipping), lr.
+    """
+    grads, sums = gradients(run, state.params, batch)
+    trained, _ = optim.partition(state.params, run.train.trainable)
+    updates, opt_state = make_optimizer(run).update(grads, state.opt_state, trained)
+    weights = {**state.params, **optax.apply_updates(trained, updates)}
+    tokens = jnp.maximum(sums.weight, 1.0)
+    metrics = {
+        "loss": sums.loss / tokens,
+        "accuracy": sums.correct / tokens,
+        "tokens": sums.weight,
+        "grad_norm": optim.global_norm(grads),
+        "lr": jnp.asarray(optim.schedule(run.train.optim, run.train.steps)(state.step)),
+    }
+    return TrainState(step=state.step + 1, params=weights, opt_state=opt_state), metrics
+
+
+# The loop ----------------------------------------------------------------------------------------
+
+
+def state_shardings(run: RunConfig, mesh: Mesh) -> TrainState:
+    """Where every leaf of the state lives; optimizer moments follow their weights."""
+    shardings = params.shardings(vlm.specs(run.model), mesh)
+    trained, _ = optim.partition(shardings, run.train.trainable)
+    replicated = sharding.named(mesh)
+    opt = jax.eval_shape(make_optimizer(run).init, params.abstract(trainable_specs(run)))
+    opt = optax.tree_map_params(
+        make_optimizer(run), lambda _, where: where, opt, trained,
+        transform_non_params=lambda _: replicated,
+    )  # fmt: skip
+    return TrainState(step=replicated, params=shardings, opt_state=opt)
+
+
+def abstract_state(run: RunConfig, mesh: Mesh) -> TrainState:
+    """Shapes, dtypes and shardings of the state: what a restore must produce."""
+    shapes = jax.eval_shape(functools.partial(init_state, run))
+    return jax.tree.map(
+        lambda s, where: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=where),
+        shapes,
+        state_shardings(run, mesh),
+    )
+
+
+def first_state(run: RunConfig, mesh: Mesh) -> TrainState:
+    """The state that a new run starts from: random, or the weights of `train.init_from`."""
+    where = state_shardings(run, mesh)
+    if run.train.init_from is None:
+        return jax.jit(functools.partial(init_state, run), out_shardings=where)()
+    abstract = params.abstract(vlm.specs(run.model), mesh=mesh)
+    weights = checkpoints.restore_params(run.train.init_from, abstract)
+    return jax.jit(functools.partial(init_state, run), out_shardings=where)(weights)
+
+
+def device_batch(arrays: dict[str, np.ndarray], mesh: Mesh) -> Batch:
+    """A host's rows as its part of the global batch, split over the data axes."""
+
+    def put(x: np.ndarray) -> Array:
+        where = sharding.named(mesh, "batch", *(None,) * (x.ndim - 1))
+        return jax.make_array_from_process_local_data(where, x)
+
+    return Batch(**{name: put(x) for name, x in arrays.items()})
+
+
+def check_mesh(run: RunConfig, mesh: Mesh) -> None:
+    """Raises ValueError unless rows and tile groups split evenly over the devices."""
+    ways = sharding.data_parallelism(mesh) * run.train.accumulation
+    for field in ("batch_size", "tile_groups"):
+        value = getattr(run.data, field) * jax.process_count()
+        if value % ways:
+            raise ValueError(
+                f"data.{field} = {value} over all hosts must be a multiple of data x fsdp x "
+                f"accumulation = {ways}"
+            )
+
+
+Progress = Callable[[int, dict[str, float]], None]
+
+
+def train(run: RunConfig, workdir: str | Path, progress: Progress | None = None) -> Finished:
+    """Trains to `run.train.steps`, from the newest checkpoint in `workdir` if there is one.
+
+    `workdir` receives config.json, metrics.jsonl, TensorBoard events and checkpoints/. On Ctrl-C
+    the state is saved before KeyboardInterrupt goes on.
+
+    Args:
+      progress: called after each step with the step and, every log_every steps, its metrics.
+
+    Raises:
+      ValueError: config, data or checkpoint do not fit; CheckpointError when saving fails.
+      FloatingPointError: the loss is not finite.
+    """
+    workdir = Path(workdir)
+    mesh = sharding.make_mesh(run.train.mesh)
+    check_mesh(run, mesh)
+    pipeline = Pipeline(
+        run.data,
+        side=run.token_side,
+        process_index=jax.process_index(),
+        process_count=jax.process_count(),
+    )
+    check_vocabulary(run, pipeline)
+    workdir.mkdir(parents=True, exist_ok=True)
+    config_text = serialize.to_json(run)
+    (workdir / "config.json").write_text(config_text)
+    saver = checkpoints.Checkpointer(workdir / "checkpoints", run.train.keep_checkpoints)
+    batches = iter(pipeline)
+    with jax.set_mesh(mesh):
+        if saver.latest() is None:
+            state = first_state(run, mesh)
+        else:
+            state, data_state = saver.restore(abstract_state(run, mesh))
+            batches.set_state(data_state)
+        save = functools.partial(_save, saver, batches, config_text)
+        with MetricsLog(workdir, int(state.step)) as log:
+            finished = _loop(run, mesh, state, batches, save, log, progress)
+    saver.close()
+    return finished
+
+
+def check_vocabulary(run: RunConfig, pipeline: Pipeline) -> None:
+    """Raises ValueError if the tokenizer has ids that the model has no embedding for."""
+    size = pipeline.tokenizer.vocab_size
+    if size > run.model.decoder.vocab_size:
+        raise ValueError(
+            f"the tokenizer has {size} ids, model.decoder.vocab_size = "
+            f"{run.model.decoder.vocab_size}"
+        )
+
+
+def _save(saver: checkpoints.Checkpointer, batches: BatchIterator, config: str, state: TrainState):
+    saver.save(int(state.step), state, batches.get_state(), config)
+
+
+def _loop(
+    run: RunConfig,
+    mesh: Mesh,
+    state: TrainState,
+    batches: Iterator[dict[str, np.ndarray]],
+    save: Callable[[TrainState], None],
+    log: MetricsLog,
+    progress: Progress | None,
+) -> Finished:
+    step_fn = jax.jit(
+        functools.partial(train_step, run=run),
+        donate_argnums=0,
+        out_shardings=(state_shardings(run, mesh), None),
+    )
+    start, begin = int(state.step), time.monotonic()
+    try:
+        for step in range(start + 1, run.train.steps + 1):
+            try:
+                arrays = next(batches)
+            except StopIteration:
+                raise ValueError(
+                    f"the data ended after {step - 1} of {run.train.steps} steps; "
+                    "set data.epochs = None or lower train.steps"
+                ) from None
+            state, metrics = step_fn(state, device_batch(arrays, mesh))
+            shown = {}
+            if step % run.train.log_every == 0 or step == run.train.steps:
+                shown = {k: float(v) for k, v in metrics.items()}
+                log.write(step, shown)
+                _check_finite(step, shown)
+            if progress is not None:
+                progress(step, shown)
+            if step % run.train.save_every == 0 or step == run.train.steps:
+                save(state)
+    except KeyboardInterrupt:
+        save(state)
+        raise
+    return Finished(run.train.steps, run.train.steps - start, time.monotonic() - begin, state)
+
+
+def _check_finite(step: int, metrics: dict[str, float]) -> None:
+    if not np.isfinite(metrics["loss"]):
+        raise FloatingPointError(f"loss = {metrics['loss']} at step {step}")

@@ -1,0 +1,92 @@
+"""The multimodal model: image tokens spliced into text embeddings, then the decoder.
+
+image tiles -> ViT -> downsampler -> projector -> tokens; each sequence position takes either a text
+embedding or the image token that `image_index` names (BlueLM-V-3B, sec. 3.1).
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, UInt8
+
+from bluelm_jax import config, decoder, downsample, vision
+from bluelm_jax.batch import NEWLINE, Batch
+from bluelm_jax.params import Param, Tree
+from bluelm_jax.sharding import shard
+
+
+def specs(cfg: config.VLMConfig) -> Tree:
+    """Declares every weight of the model, by part; stages choose among these parts."""
+    tree = {
+        "vision": vision.specs(cfg.vision),
+        "downsampler": downsample.specs(cfg),
+        "projector": downsample.projector_specs(cfg),
+        "decoder": decoder.specs(cfg.decoder),
+    }
+    if cfg.newline:
+        tree["newline"] = Param((cfg.decoder.width,), ("embed",), 0.02, decay=False)
+    return tree
+
+
+def token_side(cfg: config.VLMConfig) -> int:
+    """Tokens along one side of a view: 14 for SigLIP-384 with 2x2 fusion."""
+    return downsample.output_side(cfg.vision, cfg.downsampler)
+
+
+def encode_tiles(
+    p: Tree, tiles: UInt8[Array, "I S S 3"], cfg: config.VLMConfig
+) -> Float[Array, "I Q D"]:
+    """Tiles to Q tokens each, in the decoder's width."""
+    x = vision.encode(p["vision"], tiles, cfg.vision, jnp.dtype(cfg.dtype))
+    x = downsample.downsample(p["downsampler"], x, cfg)
+    x = downsample.project(p["projector"], x, cfg)
+    return shard(x, "tiles", "seq", "features")
+
+
+def encode_groups(
+    p: Tree, tiles: UInt8[Array, "G I S S 3"], cfg: config.VLMConfig
+) -> Float[Array, "G IQ D"]:
+    """All tiles of all groups through the tower as one batch."""
+    groups, count = tiles.shape[:2]
+    x = encode_tiles(p, tiles.reshape(groups * count, *tiles.shape[2:]), cfg)
+    return x.reshape(groups, count * x.shape[1], x.shape[2])
+
+
+def splice(
+    p: Tree,
+    tokens: Int[Array, "B L"],
+    image_index: Int[Array, "B L"],
+    images: Float[Array, "G IQ D"],
+    cfg: config.VLMConfig,
+) -> Float[Array, "B L D"]:
+    """Text embeddings with the image tokens put in their places.
+
+    Rows b * G // B ... of a group gather from that group's tokens only.
+    """
+    text = decoder.embed_tokens(p["decoder"], tokens, cfg.decoder, jnp.dtype(cfg.dtype))
+    groups = images.shape[0]
+    index = jnp.maximum(image_index, 0).reshape(groups, -1, 1)
+    picked = jnp.take_along_axis(images, index, axis=1).reshape(text.shape)
+    x = jnp.where((image_index >= 0)[..., None], picked, text)
+    if cfg.newline:
+        row_end = p["newline"][None, None].astype(x.dtype)
+        x = jnp.where((image_index == NEWLINE)[..., None], row_end, x)
+    return shard(x, "batch", "seq", "features")
+
+
+def embed(p: Tree, batch: Batch, cfg: config.VLMConfig) -> Float[Array, "B L D"]:
+    """Decoder inputs of a batch."""
+    images = encode_groups(p, batch.tiles, cfg)
+    return splice(p, batch.tokens, batch.image_index, images, cfg)
+
+
+def forward(p: Tree, batch: Batch, cfg: config.VLMConfig) -> Float[Array, "B L D"]:
+    """Final hidden states; `decoder.logits` turns them into logits."""
+    x = embed(p, batch, cfg)
+    return decoder.forward(p["decoder"], x, batch.positions, batch.segments, cfg.decoder)
+
+
+def logits(p: Tree, batch: Batch, cfg: config.VLMConfig) -> Float[jax.Array, "B L V"]:
+    """float32 logits at every position (tests and small models; training chunks them)."""
+    return decoder.logits(p["decoder"], forward(p, batch, cfg), cfg.decoder)

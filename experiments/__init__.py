@@ -1,0 +1,1 @@
+"""Commands: train, evaluate, ablate, generate, quickstart, statistics and benchmarks."""

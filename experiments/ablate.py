@@ -1,0 +1,75 @@
+"""Trains and compares the variants of an ablation, and writes the report.
+
+    python -m experiments.ablate --gin_file=gin_configs/ablations/llava_schemes.gin --workdir=runs/ablation
+
+Each variant and seed trains in `workdir`/<variant>[-seed<n>] from the same start with the same data
+order; finished arms are kept, an interrupted one continues. `--dry_run` prints what each arm's images
+become: grids, views, tokens, row length, tiles a batch.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from pathlib import Path
+
+import jax
+from absl import flags
+
+from experiments import ablation, cli, gin_setup, report, summarise
+from experiments.ablation import Ablation
+
+WORKDIR = flags.DEFINE_string("workdir", None, "Directory of all runs.", required=True)
+
+
+def describe_arms(plan: Ablation) -> str:
+    """Row length, tiles and mean views of every arm, from image headers."""
+    lines = [f"{'variant':<20}{'positions':>12}{'tiles a group':>16}"]
+    for variant in plan.variants:
+        data = ablation.variant_run(plan.base, variant, plan.seeds[0]).data
+        lines.append(f"{variant.name:<20}{data.seq_len:>12,}{data.tiles_per_group:>16,}")
+    return "\n".join(lines)
+
+
+def run_info(plan: Ablation, workdir: Path, seconds: float) -> dict:
+    """How the results were made."""
+    device, base = jax.devices()[0], plan.base
+    return {
+        "seeds": list(plan.seeds),
+        **cli.version(),
+        "device": f"{device.platform}: {device.device_kind}, {cli.num_cores()} cores",
+        "phases": [{"name": "training and reading", "seconds": seconds}],
+        "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "tile_size": base.model.vision.tile_size,
+        "data": {"held-out file": plan.eval_source.path},
+        "steps": {"each variant": base.train.steps},
+        "config": {"parameters": cli.num_parameters(base.model), "template": base.data.template},
+        "design": "All variants start from the same weights and see the same samples in the same "
+        "steps.",
+        "commands": [f"python -m experiments.ablate --workdir={workdir} ..."],
+    }
+
+
+def main(_: list[str]) -> None:
+    """Builds the ablation from gin and runs it."""
+    plan = cli.build(ablation.ablation)
+    if cli.DRY_RUN.value:
+        print(gin_setup.describe(plan.base))
+        print(cli.model_summary(plan.base.model))
+        print(describe_arms(plan))
+        return
+    workdir, start = Path(WORKDIR.value), time.monotonic()
+    schemes, samples = ablation.run_ablation(plan, workdir)
+    results = summarise.build_results(
+        run_info(plan, workdir, time.monotonic() - start), schemes,
+        references=[r.reference for r in samples], buckets=[r.bucket for r in samples],
+        images=[r.image or "" for r in samples], subject=plan.subject,
+        export_note="an ablation does not export",
+    )  # fmt: skip
+    report.write_report(results, workdir, image_root=".")
+    print(report.table_text(results))
+    print(f"report: {workdir}/report.html")
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,187 @@
+"""Trains variants of one run from the same start, with the same steps, seeds and data order.
+
+Only what a variant names differs. The room that its batches need (row length, tiles) is measured
+from image headers first, so every variant sees the same samples in the same steps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import gin
+
+from bluelm_jax import config, metrics_log, schemes, serialize
+from bluelm_jax import train as train_lib
+from bluelm_jax.data.pipeline import Pipeline
+from bluelm_jax.data_config import SourceConfig
+from bluelm_jax.run_config import RunConfig
+from experiments import cli, evaluation, gin_setup, summarise
+from experiments.evaluation import EvalConfig, Reading
+
+Bar = Callable[..., AbstractContextManager]
+
+
+@gin_setup.configurable_class
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Variant:
+    """One arm of an ablation: its name in tables and paths, its label, its tiling."""
+
+    name: str
+    label: str
+    tiling: schemes.Tiling
+
+    def __post_init__(self):
+        ok = self.name.replace("_", "").replace(".", "").isalnum()
+        config.check(self, "name", ok, "letters, digits, '_' and '.'")
+
+
+@gin_setup.configurable_class
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ablation:
+    """A base run, its variants and seeds, and the held-out samples that decide.
+
+    Attributes:
+      base: trained once for each variant and seed; a seed sets weights (unless `init_from` gives
+        them) and data order.
+      subject: the variant that the others are compared with.
+    """
+
+    base: RunConfig
+    variants: tuple[Variant, ...]
+    evaluation: EvalConfig
+    eval_source: SourceConfig
+    subject: str = "relaxed"
+    seeds: tuple[int, ...] = (0,)
+
+    def __post_init__(self):
+        names = [v.name for v in self.variants]
+        config.check(self, "variants", len(names) > 0, "at least one")
+        config.check(self, "variants", len(set(names)) == len(names), "of different names")
+        config.check(self, "seeds", len(self.seeds) > 0, "at least one")
+
+
+def fit_room(run: RunConfig) -> RunConfig:
+    """`run` with row length and tiles a group set to what its own batches need."""
+    room = Pipeline(run.data, side=run.token_side).measure(run.train.steps)
+    data = dataclasses.replace(
+        run.data, seq_len=room.max_length, tiles_per_group=room.tiles_per_group
+    )
+    return dataclasses.replace(run, data=data)
+
+
+def variant_run(base: RunConfig, variant: Variant, seed: int) -> RunConfig:
+    """The run of one arm."""
+    data = dataclasses.replace(base.data, tiling=variant.tiling, seed=seed)
+    train = dataclasses.replace(base.train, seed=seed)
+    return fit_room(dataclasses.replace(base, data=data, train=train))
+
+
+def run_directory(workdir: Path, variant: Variant, seed: int, seeds: Sequence[int]) -> Path:
+    """`workdir`/<variant>, with -seed<n> when there are several."""
+    suffix = f"-seed{seed}" if len(seeds) > 1 else ""
+    return workdir / f"{variant.name}{suffix}"
+
+
+@dataclasses.dataclass(frozen=True)
+class ArmResult:
+    """One trained arm: its directory, seconds of training over all starts, its readings."""
+
+    directory: Path
+    seconds: float
+    readings: list[Reading]
+
+
+def train_or_resume(run: RunConfig, directory: Path, bar: Bar = cli.progress_bar) -> float:
+    """Trains to the end unless that was done before; returns the seconds of all starts together.
+
+    Raises:
+      ValueError: the directory holds a run of another config; the message says what to do.
+    """
+    timing = directory / "seconds.json"
+    spent = json.loads(timing.read_text()) if timing.is_file() else 0.0
+    check_same_run(run, directory)
+    done = cli.steps_done(directory)
+    if done >= run.train.steps:
+        return spent
+    with bar(f"train {directory.name}", run.train.steps, done) as progress:
+        finished = train_lib.train(run, directory, progress)
+    spent += finished.seconds
+    timing.write_text(json.dumps(spent))
+    return spent
+
+
+def check_same_run(run: RunConfig, directory: Path) -> None:
+    """Raises ValueError if `directory` holds checkpoints of another config than `run`."""
+    path = directory / "config.json"
+    if path.is_file() and cli.steps_done(directory) and path.read_text() != serialize.to_json(run):
+        raise ValueError(
+            f"{directory} holds a run of another config (compare {path}); choose another "
+            "--workdir or remove that directory"
+        )
+
+
+def run_arm(
+    ablation: Ablation, variant: Variant, seed: int, workdir: Path, bar: Bar = cli.progress_bar
+) -> ArmResult:
+    """Trains and evaluates one arm, or takes up what an earlier start left."""
+    directory = run_directory(workdir, variant, seed, ablation.seeds)
+    run = variant_run(ablation.base, variant, seed)
+    seconds = train_or_resume(run, directory, bar)
+    path = directory / "readings.json"
+    if path.is_file():
+        return ArmResult(directory, seconds, evaluation.load_readings(path))
+    weights = cli.load_weights(directory, run.model)
+    total = evaluation.num_samples(ablation.eval_source, ablation.evaluation)
+    with bar(f"read with {directory.name}", total) as progress:
+        readings = evaluation.evaluate(
+            weights, run, ablation.eval_source, ablation.evaluation, progress
+        )
+    evaluation.save_readings(readings, path)
+    return ArmResult(directory, seconds, readings)
+
+
+def scheme_readings(
+    variant: Variant, seeds: Sequence[int], arms: Sequence[ArmResult]
+) -> summarise.SchemeReadings:
+    """What the report needs of a variant, over its seeds."""
+    first = arms[0].readings
+    return summarise.SchemeReadings(
+        name=variant.name,
+        label=variant.label,
+        fit=variant.tiling.resolved_fit,
+        seeds=list(seeds),
+        predictions=[[r.prediction for r in arm.readings] for arm in arms],
+        train_seconds=[arm.seconds for arm in arms],
+        loss_curves=[loss_curve(arm.directory) for arm in arms],
+        grids=[r.grid or (0, 0) for r in first],
+        views=[r.views for r in first],
+        tokens=[r.tokens for r in first],
+    )
+
+
+def loss_curve(directory: Path) -> list[tuple[int, float]]:
+    """(step, loss) of a run's log."""
+    lines = metrics_log.read_lines(directory / "metrics.jsonl")
+    return [(int(line["step"]), line["loss"]) for line in lines]
+
+
+def run_ablation(
+    ablation: Ablation, workdir: Path, bar: Bar = cli.progress_bar
+) -> tuple[list[summarise.SchemeReadings], list[Reading]]:
+    """All arms, variant by variant; returns their readings and one arm's samples."""
+    results, samples = [], []
+    for variant in ablation.variants:
+        arms = [run_arm(ablation, variant, seed, workdir, bar) for seed in ablation.seeds]
+        results.append(scheme_readings(variant, ablation.seeds, arms))
+        samples = samples or arms[0].readings
+    return results, samples
+
+
+@gin.configurable
+def ablation(config: Ablation = gin.REQUIRED) -> Ablation:
+    """Root of `experiments.ablate`: bind ablation.config."""
+    return config

@@ -1,0 +1,1 @@
+"""Benchmarks: each runs two things side by side and prints ratios."""

@@ -1,0 +1,205 @@
+"""Reads held-out samples with trained weights: prompts, generation, one reading a sample."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import gin
+import jax
+import numpy as np
+
+from bluelm_jax import aspect_ratio, generate, layout
+from bluelm_jax.data import batching, images
+from bluelm_jax.data import tokenizer as tokenizers
+from bluelm_jax.data.examples import Example
+from bluelm_jax.data.pipeline import Pipeline
+from bluelm_jax.data.sources import FileRecords
+from bluelm_jax.data_config import SourceConfig
+from bluelm_jax.evals import metrics
+from bluelm_jax.params import Tree
+from bluelm_jax.run_config import RunConfig
+from experiments import gin_setup
+
+PROMPT_FIELDS = ("tokens", "lengths", "image_index", "tiles")
+
+
+@gin_setup.configurable_class
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvalConfig:
+    """How held-out samples are read.
+
+    Attributes:
+      batch_size: prompts generated together.
+      limit: samples read, from the start of the file; 0 reads all.
+      sampling: how tokens are chosen; greedy by default.
+    """
+
+    batch_size: int = 50
+    limit: int = 0
+    sampling: generate.SamplingConfig = generate.SamplingConfig(max_new_tokens=32)
+
+
+gin_setup.configurable_class(generate.SamplingConfig)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reading:
+    """One sample's outcome. `grid` is (columns, rows) of its first image, None without one."""
+
+    name: str
+    image: str | None
+    bucket: str
+    grid: tuple[int, int] | None
+    views: int
+    tokens: int
+    reference: str
+    prediction: str
+    stopped: bool
+
+    @property
+    def correct(self) -> bool:
+        """Whether prediction and reference are equal up to surrounding white space."""
+        return bool(metrics.exact_match(self.prediction, self.reference))
+
+
+def eval_run(run: RunConfig, source: SourceConfig, batch_size: int) -> RunConfig:
+    """`run` over the samples of `source`, in order, once, with room for every one of them."""
+    data = dataclasses.replace(
+        run.data, sources=(source,), shuffle=False, epochs=1, batch_size=batch_size, packing=None,
+        tile_groups=1, num_workers=0, seq_len=run.model.decoder.max_length,
+        tiles_per_group=1, drop_remainder=False,
+    )  # fmt: skip
+    train = dataclasses.replace(run.train, accumulation=1)
+    room = Pipeline(data, side=run.token_side).measure()
+    data = dataclasses.replace(data, seq_len=room.max_length, tiles_per_group=room.tiles_per_group)
+    return dataclasses.replace(run, data=data, train=train)
+
+
+def prompt_batches(
+    run: RunConfig, limit: int
+) -> Iterator[tuple[Sequence[Example], generate.Prompts]]:
+    """Prompts of `run.data`, batch by batch; the last batch is filled with empty rows."""
+    pipeline = Pipeline(run.data, side=run.token_side)
+    shape = pipeline.shape
+    waiting: list[Example] = []
+
+    def batch() -> tuple[Sequence[Example], generate.Prompts]:
+        arrays = batching.batch_prompts(waiting, shape)
+        return list(waiting), generate.Prompts(**{f: arrays[f] for f in PROMPT_FIELDS})
+
+    for i, prompt in enumerate(pipeline.prompts()):
+        if limit and i >= limit:
+            break
+        waiting.append(prompt)
+        if len(waiting) == shape.batch_size:
+            yield batch()
+            waiting = []
+    if waiting:
+        yield batch()
+
+
+def predictions(
+    weights: Tree, run: RunConfig, cfg: EvalConfig, progress: Callable[[int], None] | None = None
+) -> tuple[list[Example], list[str], list[bool]]:
+    """Prompts, generated texts, and whether each stopped by itself."""
+    tokenizer = tokenizers.load(run.data.tokenizer)
+    prompts, texts, stopped = [], [], []
+    for examples, batch in prompt_batches(run, cfg.limit):
+        out = generate.generate(
+            weights, batch, jax.random.key(0), cfg=run.model, sampling=cfg.sampling,
+            stop=tokenizer.eos_id,
+        )  # fmt: skip
+        tokens, lengths = np.asarray(out.tokens), np.asarray(out.lengths)
+        for i, example in enumerate(examples):
+            prompts.append(example)
+            texts.append(tokenizer.decode(tokens[i, : lengths[i]].tolist()))
+            stopped.append(bool(out.stopped[i]))
+        if progress is not None:
+            progress(len(prompts))
+    return prompts, texts, stopped
+
+
+def bucket_of(record: dict, width: int, height: int) -> str:
+    """The record's own bucket, else its shape: wide, landscape, square, portrait or tall."""
+    if "bucket" in record:
+        return str(record["bucket"])
+    ratio = width / height
+    for bound, name in ((0.5, "tall"), (0.9, "portrait"), (1.1, "square"), (2.0, "landscape")):
+        if ratio <= bound:
+            return name
+    return "wide"
+
+
+def evaluate(
+    weights: Tree,
+    run: RunConfig,
+    source: SourceConfig,
+    cfg: EvalConfig,
+    progress: Callable[[int], None] | None = None,
+) -> list[Reading]:
+    """Reads every sample of `source` with the model; `run` tells tiling, template and tokenizer."""
+    run = eval_run(run, source, cfg.batch_size)
+    prompts, texts, stopped = predictions(weights, run, cfg, progress)
+    pipeline = Pipeline(run.data, side=run.token_side)
+    records = (pipeline.record(0, i) for i in range(len(pipeline.records[0])))
+    by_name = {str(record.get("id", i)): record for i, record in enumerate(records)}
+    readings = []
+    for prompt, text, done in zip(prompts, texts, stopped, strict=True):
+        record = by_name.get(prompt.name, {})
+        files = record.get("image") or []
+        files = [files] if isinstance(files, str) else files
+        grid, bucket, path = None, "text", None
+        if files:
+            path = str(Path(source.image_root) / files[0])
+            width, height = images.read_size(path)
+            grid = tuple(aspect_ratio.choose_grid(width, height, run.data.tiling, len(files)))
+            bucket = bucket_of(record, width, height)
+        readings.append(
+            Reading(
+                name=prompt.name, image=path, bucket=bucket, grid=grid, views=prompt.num_views,
+                tokens=int((prompt.image_index != layout.TEXT).sum()),
+                reference=prompt.reference, prediction=text, stopped=done,
+            )  # fmt: skip
+        )
+    return readings
+
+
+def scores(readings: Sequence[Reading]) -> dict[str, float]:
+    """Means over samples."""
+    accuracy = [metrics.character_accuracy(r.prediction, r.reference) for r in readings]
+    return {
+        "samples": len(readings),
+        "exact_match": float(np.mean([r.correct for r in readings])),
+        "character_accuracy": float(np.mean(accuracy)),
+        "tokens": float(np.mean([r.tokens for r in readings])),
+        "unfinished": int(sum(not r.stopped for r in readings)),
+    }
+
+
+def num_samples(source: SourceConfig, cfg: EvalConfig) -> int:
+    """Samples that `evaluate` reads if none is left out."""
+    records = len(FileRecords(source.path))
+    return min(cfg.limit, records) if cfg.limit else records
+
+
+def save_readings(readings: Sequence[Reading], path: Path) -> None:
+    """Writes readings as JSON, all or nothing."""
+    text = json.dumps([dataclasses.asdict(r) for r in readings], indent=1, ensure_ascii=False)
+    partial = path.with_suffix(".partial")
+    partial.write_text(text + "\n", encoding="utf-8")
+    partial.replace(path)
+
+
+def load_readings(path: Path) -> list[Reading]:
+    """Inverse of `save_readings`."""
+    rows = json.loads(path.read_text(encoding="utf-8"))
+    return [Reading(**{**row, "grid": row["grid"] and tuple(row["grid"])}) for row in rows]
+
+
+@gin.configurable
+def evaluation(config: EvalConfig = EvalConfig()) -> EvalConfig:  # noqa: B008 (frozen)
+    """Root of `experiments.evaluate`: bind evaluation.config."""
+    return config

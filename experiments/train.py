@@ -1,0 +1,58 @@
+"""Trains one stage.
+
+    python -m experiments.train --gin_file=gin_configs/train/bluelm_v_stage1.gin --workdir=runs/stage1
+
+The work directory receives the resolved config (config.json, config.gin), metrics.jsonl, TensorBoard
+events and checkpoints/. Started again, the same command continues from the newest checkpoint with the
+same batches. `--dry_run` prints the config, parameter counts and batch shapes without training.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+from absl import flags
+
+from bluelm_jax import train as train_lib
+from bluelm_jax.run_config import RunConfig
+from experiments import cli, gin_setup
+
+WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the run.", required=True)
+
+
+def describe_run(run: RunConfig) -> str:
+    """What --dry_run prints: config, parameters, batch shapes, bytes."""
+    data = run.data
+    size = run.model.vision.tile_size
+    pixels = data.tile_groups * data.tiles_per_group * size * size * 3
+    queries = data.tile_groups * data.tiles_per_group * run.token_side**2
+    return "\n".join([
+        gin_setup.describe(run),
+        "",
+        cli.model_summary(run.model),
+        f"trained: {', '.join(run.train.trainable)}",
+        f"batch on this host: tokens [{data.batch_size}, {data.seq_len}], tiles "
+        f"[{data.tile_groups}, {data.tiles_per_group}, {size}, {size}, 3] "
+        f"({pixels / 2**20:.1f} MiB, {queries:,} image tokens)",
+        f"steps: {run.train.steps:,} of {data.batch_size * jax.process_count():,} rows "
+        f"in {run.train.accumulation} micro-batches",
+    ])
+
+
+def main(_: list[str]) -> None:
+    """Builds the run from gin and trains it."""
+    run = cli.build(gin_setup.run)
+    if cli.DRY_RUN.value:
+        print(describe_run(run))
+        return
+    workdir = Path(WORKDIR.value)
+    workdir.mkdir(parents=True, exist_ok=True)
+    (workdir / "config.gin").write_text(gin_setup.resolved())
+    with cli.progress_bar(workdir.name, run.train.steps, cli.steps_done(workdir)) as progress:
+        finished = train_lib.train(run, workdir, progress)
+    print(f"{finished.steps_now} steps in {finished.seconds:.1f} s; step {finished.step} in {workdir}")
+
+
+if __name__ == "__main__":
+    cli.run(main)

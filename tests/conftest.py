@@ -1,0 +1,29 @@
+"""What every test runs under: eight CPU devices, strict shapes, checked annotations.
+
+This has to happen before anything imports `bluelm_jax` or touches a JAX device, so it stands at
+module level. Child processes inherit the environment variables only: a data worker or a command
+started by a test runs the library as a user would, without the annotation checks.
+"""
+
+import os
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"  # TensorFlow's notes on devices it does not find.
+
+import jax
+from absl import flags
+from hypothesis import settings
+from jaxtyping import install_import_hook
+
+jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# Grain reads absl flags before it starts worker processes; under pytest nobody parses them.
+flags.FLAGS.mark_as_parsed()
+
+# The same examples on every run, and no deadline on a shared machine. Nothing is stored.
+settings.register_profile("repository", derandomize=True, deadline=None, database=None)
+settings.load_profile("repository")
+
+# Every annotated function of the library is checked when it is called. Never uninstalled.
+install_import_hook("bluelm_jax", "annotation_checks.check")
