@@ -40,11 +40,20 @@ class TrainState:
 
 @dataclasses.dataclass(frozen=True)
 class Finished:
-    """What a call of `train` did: steps of the run, those of this call, seconds of this call."""
+    """What a call of `train` did.
+
+    Attributes:
+      step: steps of the run so far.
+      steps_now: steps of this call.
+      seconds: wall time of this call's steps, compilation and checkpoints included.
+      data: what the data pipeline counted over the whole run (emitted, skipped, truncated, ...).
+      state: the final state.
+    """
 
     step: int
     steps_now: int
     seconds: float
+    data: str
     state: TrainState
 
 
@@ -224,10 +233,14 @@ def train(run: RunConfig, workdir: str | Path, progress: Progress | None = None)
             state, data_state = saver.restore(abstract_state(run, mesh))
             batches.set_state(data_state)
         save = functools.partial(_save, saver, batches, config_text)
-        with MetricsLog(workdir, int(state.step)) as log:
-            finished = _loop(run, mesh, state, batches, save, log, progress)
+        start, begin = int(state.step), time.monotonic()
+        with MetricsLog(workdir, start) as log:
+            state = _loop(run, mesh, state, batches, save, log, progress)
+    seconds = time.monotonic() - begin
     saver.close()
-    return finished
+    counted = batches.counters.summary()
+    batches.close()
+    return Finished(run.train.steps, run.train.steps - start, seconds, counted, state)
 
 
 def check_vocabulary(run: RunConfig, pipeline: Pipeline) -> None:
@@ -252,15 +265,14 @@ def _loop(
     save: Callable[[TrainState], None],
     log: MetricsLog,
     progress: Progress | None,
-) -> Finished:
+) -> TrainState:
     step_fn = jax.jit(
         functools.partial(train_step, run=run),
         donate_argnums=0,
         out_shardings=(state_shardings(run, mesh), None),
     )
-    start, begin = int(state.step), time.monotonic()
     try:
-        for step in range(start + 1, run.train.steps + 1):
+        for step in range(int(state.step) + 1, run.train.steps + 1):
             try:
                 arrays = next(batches)
             except StopIteration:
@@ -281,7 +293,7 @@ def _loop(
     except KeyboardInterrupt:
         save(state)
         raise
-    return Finished(run.train.steps, run.train.steps - start, time.monotonic() - begin, state)
+    return state
 
 
 def _check_finite(step: int, metrics: dict[str, float]) -> None:

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from PIL import Image
 
-from bluelm_jax import layout
+from bluelm_jax import layout, run_config, serialize
 from bluelm_jax.data.pipeline import Pipeline
 from bluelm_jax.data.tokenizer import Tokenizer
 from bluelm_jax.data_config import DataConfig
@@ -169,6 +169,15 @@ def show(
         text = page(batch, pipeline.tokenizer, per_view, f"Batch {number}")
         Path(html_path).write_text(text, encoding="utf-8")
     return "\n".join([*shown, stream.counters.summary()])
+
+
+def configured_run(directory: str | None) -> run_config.RunConfig:
+    """The run of --run=DIRECTORY, or else of --gin_file and --gin_bindings (`run.data`, ...)."""
+    from experiments import cli, gin_setup  # Flags, which only the entry points want.
+
+    if directory is not None:
+        return serialize.load_run_config(directory)
+    return cli.build(gin_setup.run)
 
 
 def _row_html(batch: Batch, row: int, tokenizer: Tokenizer, per_view: int) -> str:

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from bluelm_jax import aspect_ratio, generate, layout
-from bluelm_jax.data import batching, images
+from bluelm_jax.data import batching, conversation, images
 from bluelm_jax.data import tokenizer as tokenizers
 from bluelm_jax.data.examples import Example
 from bluelm_jax.data.pipeline import Pipeline
@@ -110,7 +110,7 @@ def predictions(
     for examples, batch in prompt_batches(run, cfg.limit):
         out = generate.generate(
             weights, batch, jax.random.key(0), cfg=run.model, sampling=cfg.sampling,
-            stop=tokenizer.eos_id,
+            stop=stop_token(run),
         )  # fmt: skip
         tokens, lengths = np.asarray(out.tokens), np.asarray(out.lengths)
         for i, example in enumerate(examples):
@@ -120,6 +120,22 @@ def predictions(
         if progress is not None:
             progress(len(prompts))
     return prompts, texts, stopped
+
+
+def stop_token(run: RunConfig) -> int:
+    """The token that ends an answer in the run's template.
+
+    Raises:
+      ValueError: the template ends answers with something that is not one token.
+    """
+    template = conversation.get_template(run.data.template)
+    found = conversation.end_of_turn_id(template, tokenizers.load(run.data.tokenizer))
+    if found is None:
+        raise ValueError(
+            f"template {run.data.template!r} ends an answer with {template.end_of_turn!r}, which is "
+            "not one token of this tokenizer"
+        )
+    return found
 
 
 def bucket_of(record: dict, width: int, height: int) -> str:

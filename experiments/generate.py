@@ -82,8 +82,9 @@ def answer(weights: Tree, run: RunConfig, example: Example, cfg: SamplingConfig,
     arrays = batching.batch_prompts([example], shape)
     prompts = generate.Prompts(**{k: arrays[k] for k in evaluation.PROMPT_FIELDS})
     out = generate.generate(
-        weights, prompts, jax.random.key(seed), cfg=run.model, sampling=cfg, stop=tokenizer.eos_id
-    )
+        weights, prompts, jax.random.key(seed), cfg=run.model, sampling=cfg,
+        stop=evaluation.stop_token(run),
+    )  # fmt: skip
     return tokenizer.decode(np.asarray(out.tokens)[0, : int(out.lengths[0])].tolist())
 
 

@@ -33,7 +33,6 @@ import numpy as np
 from absl import flags
 
 from bluelm_jax import config, data_config, generate, schemes, serialize
-from bluelm_jax.data import tokenizer as tokenizers
 from bluelm_jax.data.rendering import reading_pages
 from bluelm_jax.data_config import SourceConfig
 from bluelm_jax.run_config import RunConfig
@@ -215,10 +214,9 @@ def save_prompts(job: Quickstart, plan: Ablation, run_dir: Path, path: Path) -> 
     run = evaluation.eval_run(run, plan.eval_source, job.export_count)
     examples, prompts = next(evaluation.prompt_batches(run, job.export_count))
     weights = cli.load_weights(run_dir, run.model)
-    stop = tokenizers.load(run.data.tokenizer).eos_id
     answers = generate.generate(
         weights, prompts, jax.random.key(0), cfg=run.model, sampling=job.evaluation.sampling,
-        stop=stop,
+        stop=evaluation.stop_token(run),
     )  # fmt: skip
     count = len(examples)
     np.savez(

@@ -52,6 +52,7 @@ def main(_: list[str]) -> None:
     with cli.progress_bar(workdir.name, run.train.steps, cli.steps_done(workdir)) as progress:
         finished = train_lib.train(run, workdir, progress)
     print(f"{finished.steps_now} steps in {finished.seconds:.1f} s; step {finished.step} in {workdir}")
+    print(f"data: {finished.data}")
 
 
 if __name__ == "__main__":

@@ -31,27 +31,43 @@ def models(p, cfg, ex=EXPORT):
     return {model.name: model for model in graphs.build(p, cfg, ex)}
 
 
+def compiled(model: Model):
+    """signature name -> function of inputs, which have to be those the signature declares."""
+
+    def one(signature):
+        fn = jax.jit(signature.fn)
+        declared = {name: struct.shape for name, struct in signature.inputs.items()}
+
+        def call(**inputs):
+            assert {name: value.shape for name, value in inputs.items()} == declared
+            return fn(model.weights, **inputs)
+
+        return call
+
+    return {signature.name: one(signature) for signature in model.signatures}
+
+
 def run(model: Model, signature: str, **inputs):
-    (found,) = [s for s in model.signatures if s.name == signature]
-    assert {k: v.shape for k, v in inputs.items()} == {k: v.shape for k, v in found.inputs.items()}
-    return jax.jit(found.fn)(model.weights, **inputs)
+    return compiled(model)[signature](**inputs)
 
 
-def exported_logits(p, cfg, x, chunks):
+def decoder_calls(p, cfg):
+    return compiled(models(p, cfg)["decoder"])
+
+
+def exported_logits(calls, cfg, x, chunks):
     """Logits after the last of [L, D] embeddings, by the exported graphs and a NumPy cache.
 
     `chunks` lists (signature, positions that count); prefill calls are padded with noise.
     """
-    model, cache = models(p, cfg)["decoder"], KVCache(build.shapes(cfg, EXPORT))
+    cache = KVCache(build.shapes(cfg, EXPORT))
     rng, at, outputs = np.random.default_rng(3), 0, {}
     for signature, count in chunks:
         length = 1 if signature == "decode" else EXPORT.prefill_chunk
         piece = rng.normal(size=(length, x.shape[1])).astype(np.float32)
         piece[:count] = x[at : at + count]
         cos, sin = rope_tables(at, length, cfg.decoder.head_dim, cfg.decoder.rope_theta)
-        outputs = run(
-            model,
-            signature,
+        outputs = calls[signature](
             embeddings=piece[None],
             mask=attention_mask(at, EXPORT.cache_size, length),
             pos_emb_cos=cos,
@@ -74,9 +90,10 @@ def test_decoder_equals_extend(name):
     want = decoder.logits(p["decoder"], hidden[0, -1], cfg.decoder)
     # A full chunk, a partly filled one, then one token at a time.
     chunks = [("prefill_8", 8), ("prefill_8", 4), ("decode", 1), ("decode", 1)]
-    got = exported_logits(p, cfg, np.asarray(x[0]), chunks)
+    calls = decoder_calls(p, cfg)
+    got = exported_logits(calls, cfg, np.asarray(x[0]), chunks)
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
-    alone = exported_logits(p, cfg, np.asarray(x[0]), [("decode", 1)] * 14)
+    alone = exported_logits(calls, cfg, np.asarray(x[0]), [("decode", 1)] * 14)
     np.testing.assert_allclose(alone, want, rtol=1e-4, atol=1e-4)
 
 
@@ -87,7 +104,8 @@ def test_padding_of_a_chunk_changes_nothing():
         [("prefill_8", 5), ("decode", 1)],
         [("prefill_8", 2), ("prefill_8", 3), ("decode", 1)],
     )
-    one, two = (exported_logits(p, cfg, x, chunks) for chunks in splits)
+    calls = decoder_calls(p, cfg)
+    one, two = (exported_logits(calls, cfg, x, chunks) for chunks in splits)
     np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-4)
 
 

@@ -4,8 +4,6 @@ import os
 import pathlib
 import re
 
-import pytest
-
 ROOT = pathlib.Path(__file__).parent.parent
 PROGRAM_CODE = ("bluelm_jax", "experiments", "export")
 MAX_LINES = 300
@@ -86,11 +84,14 @@ def opening_comment(text):
     return lines
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
-def test_documented_commands_exist(name):
-    code = code_in_markdown((ROOT / name).read_text())
-    assert COMMAND.search(code), f"{name} shows no command"
-    assert unknown_commands(code) == [], f"{name} shows commands that do not exist"
+def test_documented_commands_exist():
+    problems = [
+        f"{relative(path)}: no {command}"
+        for path in repository_files()
+        if path.suffix == ".md"
+        for command in unknown_commands(code_in_markdown(path.read_text()))
+    ]
+    assert not problems, "\n" + "\n".join(problems)
 
 
 def test_readme_shows_the_two_commands():
