@@ -73,15 +73,16 @@ def effective_and_wasted(
     return effective, canvas_width * canvas_height - effective
 
 
-def _largest_resolution(width: int, height: int, grids: Sequence[Grid], tile_size: int) -> Grid:
+def _largest_resolution(
+    width: int, height: int, grids: tuple[tuple[int, int], ...], tile_size: int
+) -> Grid:
     best, best_effective, least_wasted = grids[0], 0, math.inf
     for grid in grids:
-        effective, wasted = effective_and_wasted(
-            width, height, grid.cols * tile_size, grid.rows * tile_size
-        )
+        canvas_width, canvas_height = grid[0] * tile_size, grid[1] * tile_size
+        effective, wasted = effective_and_wasted(width, height, canvas_width, canvas_height)
         if effective > best_effective or (effective == best_effective and wasted < least_wasted):
             best, best_effective, least_wasted = grid, effective, wasted
-    return best
+    return Grid(*best)
 
 
 def shared_max_tiles(scheme: InternVL15, num_images: int) -> int:
@@ -148,9 +149,9 @@ def _adaptive_slices(width: int, height: int, max_slices: int, tile_size: int) -
 
 
 @functools.cache
-def descending(grids: tuple[Grid, ...]) -> tuple[Grid, ...]:
+def descending(grids: tuple[tuple[int, int], ...]) -> tuple[Grid, ...]:
     """The order of Algorithm 1: most columns first, then most rows."""
-    return tuple(sorted(grids, reverse=True))
+    return tuple(sorted((Grid(*grid) for grid in grids), reverse=True))
 
 
 def _relaxed(width: int, height: int, scheme: Relaxed, tile_size: int) -> Grid:
@@ -160,7 +161,10 @@ def _relaxed(width: int, height: int, scheme: Relaxed, tile_size: int) -> Grid:
     1x5000) the same rule runs on sides of at least one pixel, which is what patching draws.
     """
     chosen = relaxed_by_the_letter(width, height, scheme, tile_size)
-    return chosen or _relax(_measure(width, height, scheme.grids, tile_size, 1), scheme)
+    if chosen is None:
+        chosen = _relax(_measure(width, height, scheme.grids, tile_size, 1), scheme)
+    assert chosen is not None  # an effective resolution of 1 or more gains over none
+    return chosen
 
 
 def relaxed_by_the_letter(width: int, height: int, scheme: Relaxed, tile_size: int) -> Grid | None:
@@ -169,7 +173,7 @@ def relaxed_by_the_letter(width: int, height: int, scheme: Relaxed, tile_size: i
 
 
 def _measure(
-    width: int, height: int, grids: tuple[Grid, ...], tile_size: int, least_side: int
+    width: int, height: int, grids: tuple[tuple[int, int], ...], tile_size: int, least_side: int
 ) -> list[tuple[Grid, int, int]]:
     """(grid, effective, wasted) of each candidate, descending; drawn sides >= `least_side`."""
     return [

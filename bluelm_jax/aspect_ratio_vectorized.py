@@ -97,10 +97,15 @@ def _choose(w: np.ndarray, h: np.ndarray, tiling: Tiling, num_images: int) -> np
 
 
 def _effective(
-    w: np.ndarray, h: np.ndarray, area: np.ndarray, grid: Grid, side: int, least_side: int = 0
+    w: np.ndarray,
+    h: np.ndarray,
+    area: np.ndarray,
+    grid: tuple[int, int],
+    side: int,
+    least_side: int = 0,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Effective and wasted resolution on one canvas, float64 that hold exact integers."""
-    canvas_width, canvas_height = grid.cols * side, grid.rows * side
+    canvas_width, canvas_height = grid[0] * side, grid[1] * side
     scale = np.minimum(canvas_width / w, canvas_height / h)
     effective = np.trunc(w * scale)
     drawn_height = np.trunc(np.multiply(h, scale, out=scale), out=scale)
@@ -113,7 +118,7 @@ def _effective(
 
 
 def _largest_resolution(
-    w: np.ndarray, h: np.ndarray, grids: tuple[Grid, ...], side: int
+    w: np.ndarray, h: np.ndarray, grids: tuple[tuple[int, int], ...], side: int
 ) -> np.ndarray:
     w, h = w.astype(np.float64), h.astype(np.float64)
     area = w * h

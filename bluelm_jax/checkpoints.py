@@ -10,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import jax
 import orbax.checkpoint as ocp
 
 from bluelm_jax.params import Tree
@@ -56,15 +57,23 @@ class Checkpointer:
             raise CheckpointError(f"cannot write checkpoint {step} to {self.directory}: {e}") from e
 
     def restore(self, abstract: Tree, step: int | None = None) -> tuple[Tree, dict[str, Any]]:
-        """Returns (train state, data state) laid out as `abstract` says."""
+        """Returns (train state, data state) laid out as `abstract` says.
+
+        Raises:
+          CheckpointError: no checkpoint there, a damaged one, or one of another model or stage
+            (names and shapes listed).
+        """
         step = self._existing(step)
+        path = self.directory / str(step)
+        _check_same(path, _stored_shapes(path / "state"), _shapes(abstract))
         args = ocp.args.Composite(
             state=ocp.args.StandardRestore(abstract), data=ocp.args.JsonRestore()
         )
         try:
             restored = self._manager.restore(step, args=args)
-        except (ValueError, KeyError) as e:
-            raise self._mismatch(step, e) from e
+        except (OSError, ValueError, KeyError) as e:
+            reason = str(e).strip().splitlines()[0]
+            raise CheckpointError(f"cannot read checkpoint {path}: {reason}") from e
         return restored["state"], restored["data"]
 
     def _existing(self, step: int | None) -> int:
@@ -72,12 +81,6 @@ class Checkpointer:
         if step is None:
             raise CheckpointError(f"no checkpoint in {self.directory}")
         return step
-
-    def _mismatch(self, step: int, e: Exception) -> CheckpointError:
-        reason = str(e).strip().splitlines()[0]
-        return CheckpointError(
-            f"checkpoint {self.directory}/{step} is not of this model or stage: {reason}"
-        )
 
     def close(self) -> None:
         """Waits for pending writes and releases threads."""
@@ -108,28 +111,43 @@ def restore_params(directory: str | Path, abstract: Tree, step: int | None = Non
     step = latest_step(path) if step is None else step
     if step is None:
         raise CheckpointError(f"no checkpoint in {path}")
+    item = path / str(step) / "state"
+    stored = {
+        name.removeprefix("params/"): shape
+        for name, shape in _stored_shapes(item).items()
+        if name.startswith("params/")
+    }
+    _check_same(item.parent, stored, _shapes(abstract))
+    target = {"params": abstract}
+    args = ocp.args.PyTreeRestore(
+        target,
+        restore_args=ocp.checkpoint_utils.construct_restore_args(target),
+        partial_restore=True,
+    )
     with ocp.PyTreeCheckpointer() as reader:
-        item = path / str(step) / "state"
-        stored = reader.metadata(item).item_metadata.tree["params"]
-        _check_same(path / str(step), stored, abstract)
-        target = {"params": abstract}
-        args = ocp.args.PyTreeRestore(
-            target,
-            restore_args=ocp.checkpoint_utils.construct_restore_args(target),
-            partial_restore=True,
-        )
         return reader.restore(item, args=args)["params"]
 
 
-def _shapes(tree: Tree, prefix: str = "") -> dict[str, tuple[int, ...]]:
-    if isinstance(tree, dict):
-        parts = (_shapes(v, f"{prefix}/{k}") for k, v in tree.items())
-        return {k: s for part in parts for k, s in part.items()}
-    return {prefix: tuple(tree.shape)}
+Shapes = dict[str, tuple[int, ...]]
 
 
-def _check_same(path: Path, stored: Tree, wanted: Tree) -> None:
-    have, want = _shapes(stored), _shapes(wanted)
+def _shapes(tree: Tree) -> Shapes:
+    """Shape of every leaf by its path, as in 'params/decoder/embed'."""
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): tuple(leaf.shape)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
+def _stored_shapes(item: Path) -> Shapes:
+    # Asked first, because Orbax reports a missing item through the log and as None.
+    if not (item / "_METADATA").is_file():
+        raise CheckpointError(f"{item.parent}: no checkpoint, or a damaged one")
+    with ocp.PyTreeCheckpointer() as reader:
+        return _shapes(reader.metadata(item).item_metadata.tree)
+
+
+def _check_same(path: Path, have: Shapes, want: Shapes) -> None:
     problems = [f"{k}: missing" for k in want.keys() - have.keys()]
     problems += [f"{k}: unknown to this model" for k in have.keys() - want.keys()]
     problems += [
@@ -138,5 +156,9 @@ def _check_same(path: Path, stored: Tree, wanted: Tree) -> None:
         if have[k] != want[k]
     ]
     if problems:
-        shown = "; ".join(sorted(problems)[:8])
-        raise CheckpointError(f"{path} holds another model, {len(problems)} differences: {shown}")
+        # Weights before the optimizer's copies of their names.
+        problems.sort(key=lambda line: (line.startswith("opt_state"), line))
+        shown = "; ".join(problems[:8])
+        raise CheckpointError(
+            f"{path} holds another model or stage, {len(problems)} differences: {shown}"
+        )

@@ -232,6 +232,8 @@ class TrainConfig:
     def __post_init__(self):
         check_positive(self, "steps", "accumulation", "log_every", "save_every")
         check_positive(self, "keep_checkpoints")
+        warmup = self.optim.warmup_steps
+        check(self, "steps", self.steps > warmup, f"> optim.warmup_steps = {warmup}")
         check(self, "logits_chunk", self.logits_chunk >= 0, ">= 0")
         known = {"vision", "downsampler", "projector", "decoder", "newline"}
         bad = not self.trainable or set(self.trainable) - known
@@ -286,8 +288,6 @@ def tiny(**decoder_overrides) -> VLMConfig:
         max_length=512,
     )  # fmt: skip
     return VLMConfig(
-        vision=VisionConfig(
-            tile_size=20, patch_size=4, width=24, depth=2, mlp_dim=48, num_heads=2
-        ),
+        vision=VisionConfig(tile_size=20, patch_size=4, width=24, depth=2, mlp_dim=48, num_heads=2),
         decoder=DecoderConfig(**{**values, **decoder_overrides}),
     )

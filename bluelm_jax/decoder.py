@@ -10,6 +10,7 @@ from __future__ import annotations
 import flax.struct
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from bluelm_jax import config, layers, params
@@ -32,7 +33,7 @@ class KVCache:
     lengths: Int[Array, "B"]
 
 
-def init_cache(cfg: config.DecoderConfig, batch: int, size: int, dtype: jnp.dtype) -> KVCache:
+def init_cache(cfg: config.DecoderConfig, batch: int, size: int, dtype: DTypeLike) -> KVCache:
     """An empty cache of `size` positions a row."""
     shape = (cfg.depth, batch, size, cfg.num_kv_heads, cfg.head_dim)
     return KVCache(
@@ -76,7 +77,7 @@ def specs(cfg: config.DecoderConfig) -> Tree:
 
 
 def embed_tokens(
-    p: Tree, tokens: Int[Array, "B L"], cfg: config.DecoderConfig, dtype: jnp.dtype
+    p: Tree, tokens: Int[Array, "B L"], cfg: config.DecoderConfig, dtype: DTypeLike
 ) -> Float[Array, "B L D"]:
     """Scaled embeddings, through the LayerNorm where the model has one (text tokens only)."""
     x = p["embed"].astype(dtype)[tokens] * cfg.embed_scale
@@ -95,9 +96,12 @@ def final_hidden(
     return layers.rms_norm(p["norm"], x, cfg.norm_eps) / cfg.logit_divisor
 
 
-def logits(p: Tree, hidden: Float[Array, "*B D"], cfg: config.DecoderConfig) -> Float[Array, "*B V"]:
+def logits(
+    p: Tree, hidden: Float[Array, "*B D"], cfg: config.DecoderConfig
+) -> Float[Array, "*B V"]:
     """float32 logits of the final hidden state."""
-    return (hidden @ head_matrix(p, cfg).astype(hidden.dtype)).astype(jnp.float32)
+    head = head_matrix(p, cfg).astype(hidden.dtype)
+    return jnp.matmul(hidden, head, preferred_element_type=jnp.float32)
 
 
 def project_qkv(p: Tree, x: Array, rope: tuple[Array, Array], cfg: config.DecoderConfig):
@@ -122,9 +126,7 @@ def finish_block(p: Tree, x: Array, attended: Array, cfg: config.DecoderConfig) 
     return x + mlp(p["mlp"], layers.rms_norm(p["norm2"], x, cfg.norm_eps)) * cfg.residual_scale
 
 
-def packed_mask(
-    positions: Int[Array, "B L"], segments: Int[Array, "B L"]
-) -> Bool[Array, "B L L"]:
+def packed_mask(positions: Int[Array, "B L"], segments: Int[Array, "B L"]) -> Bool[Array, "B L L"]:
     """Causal inside a segment: same segment, key position not after query position."""
     same = segments[:, :, None] == segments[:, None, :]
     return same & (positions[:, :, None] >= positions[:, None, :])

@@ -39,7 +39,7 @@ def next_token_targets(batch: Batch) -> tuple[Int[Array, "B L"], Float[Array, "B
 
 
 def _chunk_sums(head: Array, hidden: Array, targets: Array, weights: Array) -> LossSums:
-    scores = (hidden @ head.astype(hidden.dtype)).astype(jnp.float32)
+    scores = jnp.matmul(hidden, head.astype(hidden.dtype), preferred_element_type=jnp.float32)
     picked = jnp.take_along_axis(scores, targets[..., None], axis=-1)[..., 0]
     nll = jax.nn.logsumexp(scores, axis=-1) - picked
     hit = (scores.argmax(-1) == targets).astype(jnp.float32)

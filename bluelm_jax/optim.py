@@ -30,7 +30,9 @@ def partition(tree: Tree, trainable: tuple[str, ...]) -> tuple[Tree, Tree]:
 def schedule(cfg: config.OptimConfig, steps: int) -> optax.Schedule:
     """Linear warm-up from 0 to peak_lr, then cosine down to final_lr_ratio * peak_lr."""
     if cfg.warmup_steps >= steps:
-        raise ValueError(f"OptimConfig.warmup_steps = {cfg.warmup_steps}: must be < steps = {steps}")
+        raise ValueError(
+            f"OptimConfig.warmup_steps = {cfg.warmup_steps}: must be < steps = {steps}"
+        )
     return optax.warmup_cosine_decay_schedule(
         init_value=0.0 if cfg.warmup_steps else cfg.peak_lr,
         peak_value=cfg.peak_lr,
@@ -95,4 +97,4 @@ def make_optimizer(
 
 def global_norm(tree: Tree) -> Array:
     """Square root of the sum of squares of all leaves."""
-    return optax.global_norm(tree)
+    return optax.tree.norm(tree)

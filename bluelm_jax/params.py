@@ -14,7 +14,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
+from jax.typing import DTypeLike
 
 from bluelm_jax import sharding
 
@@ -70,7 +71,7 @@ def stack(specs: Tree, depth: int) -> Tree:
     )
 
 
-def _init_one(key: jax.Array, p: Param, dtype: jnp.dtype) -> jax.Array:
+def _init_one(key: jax.Array, p: Param, dtype: DTypeLike) -> jax.Array:
     if p.scale == "zeros":
         return jnp.zeros(p.shape, dtype)
     if p.scale == "ones":
@@ -80,7 +81,7 @@ def _init_one(key: jax.Array, p: Param, dtype: jnp.dtype) -> jax.Array:
     return (std * jax.random.truncated_normal(key, -2.0, 2.0, p.shape)).astype(dtype)
 
 
-def init(specs: Tree, key: jax.Array, dtype: jnp.dtype = jnp.float32) -> Tree:
+def init(specs: Tree, key: jax.Array, dtype: DTypeLike = jnp.float32) -> Tree:
     """Draws initial values. A weight's draw depends only on `key` and its path in the tree."""
     leaves, treedef = jax.tree_util.tree_flatten_with_path(specs, is_leaf=is_param)
     values = []
@@ -91,19 +92,30 @@ def init(specs: Tree, key: jax.Array, dtype: jnp.dtype = jnp.float32) -> Tree:
     return jax.tree.unflatten(treedef, values)
 
 
-def abstract(specs: Tree, dtype: jnp.dtype = jnp.float32, mesh: Mesh | None = None) -> Tree:
+def abstract(specs: Tree, dtype: DTypeLike = jnp.float32, mesh: Mesh | None = None) -> Tree:
     """ShapeDtypeStructs of the weights, with shardings when a mesh is given."""
-
-    def one(p: Param) -> jax.ShapeDtypeStruct:
-        where = None if mesh is None else sharding.named(mesh, *p.axes)
-        return jax.ShapeDtypeStruct(p.shape, dtype, sharding=where)
-
-    return map_params(one, specs)
+    if mesh is None:
+        return map_params(lambda p: jax.ShapeDtypeStruct(p.shape, dtype), specs)
+    return map_params(
+        lambda p, where: jax.ShapeDtypeStruct(p.shape, dtype, sharding=where),
+        specs,
+        shardings(specs, mesh),
+    )
 
 
 def shardings(specs: Tree, mesh: Mesh) -> Tree:
-    """NamedSharding of every weight."""
-    return map_params(lambda p: sharding.named(mesh, *p.axes), specs)
+    """NamedSharding of every weight.
+
+    Raises:
+      ValueError: a weight does not split evenly over the mesh; the message names it.
+    """
+
+    def one(path: tuple, p: Param) -> NamedSharding:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        sharding.check_divisible(name, p.shape, p.axes, mesh)
+        return sharding.named(mesh, *p.axes)
+
+    return jax.tree_util.tree_map_with_path(one, specs, is_leaf=is_param)
 
 
 def count(specs: Tree) -> int:
@@ -111,6 +123,6 @@ def count(specs: Tree) -> int:
     return sum(math.prod(p.shape) for p in jax.tree.leaves(specs, is_leaf=is_param))
 
 
-def cast(params: Tree, dtype: jnp.dtype) -> Tree:
+def cast(params: Tree, dtype: DTypeLike) -> Tree:
     """Weights in the dtype they are used in; a no-op when they already have it."""
     return jax.tree.map(lambda w: w.astype(dtype), params)

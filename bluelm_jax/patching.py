@@ -70,7 +70,7 @@ def make_views(image: Image.Image, tiling: Tiling, num_images: int = 1) -> np.nd
     _fill_tiles(views[start : start + tiles], image, grid, tiling)
     if has_thumbnail:
         thumbnail = 0 if start else tiles
-        views[thumbnail] = image.resize((side, side), _RESAMPLE)
+        views[thumbnail] = np.asarray(image.resize((side, side), _RESAMPLE))
     return views
 
 
@@ -114,7 +114,7 @@ def make_native_views(image: Image.Image, tiling: Tiling, num_images: int = 1) -
         raise ValueError(f"image mode {image.mode!r}: must be 'RGB'")
     overview_size, grid, slice_size = native_sizes(image.width, image.height, tiling)
     views = [np.array(image.resize(overview_size, _RESAMPLE))]
-    if grid is not None:
+    if grid is not None and slice_size is not None:
         width, height = slice_size
         refined = image.resize((width * grid.cols, height * grid.rows), _RESAMPLE)
         blocks = np.asarray(refined).reshape(grid.rows, height, grid.cols, width, 3)

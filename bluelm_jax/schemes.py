@@ -44,26 +44,22 @@ def grids_from_pinpoints(pinpoints: Iterable[tuple[int, int]], tile_size: int) -
     Raises:
       ValueError: a side is not a positive multiple of `tile_size`.
     """
-    grids = []
-    for width, height in pinpoints:
-        if width < tile_size or height < tile_size or width % tile_size or height % tile_size:
-            raise ValueError(
-                f"pinpoint ({width}, {height}): sides must be multiples of tile_size = {tile_size}"
-            )
-        grids.append(Grid(width // tile_size, height // tile_size))
-    return tuple(grids)
+    pinpoints = list(pinpoints)
+    for pair in pinpoints:
+        if any(side < tile_size or side % tile_size for side in pair):
+            raise ValueError(f"pinpoint {pair}: must be multiples of tile_size = {tile_size}")
+    return tuple(Grid(width // tile_size, height // tile_size) for width, height in pinpoints)
 
 
 def _check(owner: object, field: str, ok: bool, bound: str) -> None:
     if not ok:
-        value = getattr(owner, field)
-        raise ValueError(f"{type(owner).__name__}.{field} = {value!r}: must be {bound}")
+        name = f"{type(owner).__name__}.{field}"
+        raise ValueError(f"{name} = {getattr(owner, field)!r}: must be {bound}")
 
 
-def _normalise_grids(owner: object) -> None:
+def _normalise_grids(owner: LlavaNext | Relaxed) -> None:
     """Turns `owner.grids` into a tuple of Grid, so that lists from a config file hash too."""
-    grids = tuple(Grid(*grid) for grid in owner.grids)
-    object.__setattr__(owner, "grids", grids)
+    object.__setattr__(owner, "grids", grids := tuple(Grid(*grid) for grid in owner.grids))
     _check(owner, "grids", bool(grids), "a non-empty list of (cols, rows)")
     _check(owner, "grids", all(min(grid) >= 1 for grid in grids), "pairs >= 1")
     _check(owner, "grids", len(set(grids)) == len(grids), "without duplicates")
@@ -196,8 +192,8 @@ class Tiling:
         _check(self, "scheme", isinstance(self.scheme, Scheme), "one of the scheme classes")
         _check(self, "tile_size", self.tile_size >= 1, ">= 1")
         _check(self, "fit", self.fit in (None, "pad", "stretch"), "None, 'pad' or 'stretch'")
-        places = (None, "first", "last", "none")
-        _check(self, "thumbnail", self.thumbnail in places, f"one of {places}")
+        ok = self.thumbnail in (None, "first", "last", "none")
+        _check(self, "thumbnail", ok, "None, 'first', 'last' or 'none'")
         ok = len(self.pad_color) == 3 and all(0 <= value <= 255 for value in self.pad_color)
         _check(self, "pad_color", ok, "three values in 0..255")
 
@@ -206,13 +202,9 @@ class Tiling:
         """The fit that applies: the override, else the scheme's own."""
         if self.fit is not None:
             return self.fit
-        match self.scheme:
-            case LlavaNext() | Relaxed():
-                return "pad"
-            case InternVL15() | MiniCPMV():
-                return "stretch"
-            case Fixed(fit=fit):
-                return fit
+        if isinstance(self.scheme, Fixed):
+            return self.scheme.fit
+        return "pad" if isinstance(self.scheme, LlavaNext | Relaxed) else "stretch"
 
     @property
     def resolved_thumbnail(self) -> ThumbnailPlace:
@@ -256,28 +248,22 @@ def controlled(
     return Tiling(scheme=scheme, tile_size=tile_size, fit=fit, thumbnail=thumbnail)
 
 
-def _presets() -> dict[str, Tiling]:
-    presets = {
-        "llava_next_336_p5": Tiling(scheme=LlavaNext(grids=GRIDS_LLAVA_P5), tile_size=336),
-        "llava_next_384_3x3": Tiling(scheme=LlavaNext(grids=GRIDS_3X3)),
-        "onevision_384_6x6_max9": Tiling(scheme=LlavaNext(grids=GRIDS_6X6)),
-        "internvl_448_max12": Tiling(scheme=InternVL15(max_tiles=12), tile_size=448),
-        "internvl_448_max6": Tiling(scheme=InternVL15(max_tiles=6), tile_size=448),
-        "internvl_384_max9": Tiling(scheme=InternVL15(max_tiles=9)),
-        "minicpm_v_448_max9": Tiling(scheme=MiniCPMV(max_slices=9), tile_size=448),
-        "relaxed_384_3x3_a0.1": Tiling(scheme=Relaxed(alpha=0.1)),
-        "relaxed_384_4x4_a0.1": Tiling(scheme=Relaxed(alpha=0.1, grids=GRIDS_4X4)),
-    }
-    for alpha in (0.0, 0.05, 0.2, 0.5):
-        presets[f"relaxed_384_3x3_a{alpha}"] = Tiling(scheme=Relaxed(alpha=alpha))
-    presets["fixed_384"] = Tiling(scheme=Fixed())
-    return presets
-
-
 # Named as the columns of the reference decisions. `onevision_384_6x6_max9` goes with the layout
 # UnpadNewline(anyres_max=9); the paper's ablation compares `relaxed_384_3x3_a0.1`,
 # `llava_next_384_3x3` and `internvl_384_max9`.
-PRESETS: dict[str, Tiling] = _presets()
+PRESETS: dict[str, Tiling] = {
+    "llava_next_336_p5": Tiling(scheme=LlavaNext(grids=GRIDS_LLAVA_P5), tile_size=336),
+    "llava_next_384_3x3": Tiling(scheme=LlavaNext(grids=GRIDS_3X3)),
+    "onevision_384_6x6_max9": Tiling(scheme=LlavaNext(grids=GRIDS_6X6)),
+    "internvl_448_max12": Tiling(scheme=InternVL15(max_tiles=12), tile_size=448),
+    "internvl_448_max6": Tiling(scheme=InternVL15(max_tiles=6), tile_size=448),
+    "internvl_384_max9": Tiling(scheme=InternVL15(max_tiles=9)),
+    "minicpm_v_448_max9": Tiling(scheme=MiniCPMV(max_slices=9), tile_size=448),
+    "relaxed_384_3x3_a0.1": Tiling(scheme=Relaxed(alpha=0.1)),
+    "relaxed_384_4x4_a0.1": Tiling(scheme=Relaxed(alpha=0.1, grids=GRIDS_4X4)),
+    **{f"relaxed_384_3x3_a{a}": Tiling(scheme=Relaxed(alpha=a)) for a in (0.0, 0.05, 0.2, 0.5)},
+    "fixed_384": Tiling(scheme=Fixed()),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

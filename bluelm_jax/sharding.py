@@ -66,6 +66,17 @@ def named(mesh: Mesh, *axes: str | None) -> NamedSharding:
     return NamedSharding(mesh, partition_spec(axes))
 
 
+def check_divisible(
+    name: str, shape: tuple[int, ...], axes: tuple[str | None, ...], mesh: Mesh
+) -> None:
+    """Raises ValueError unless each dimension of `name` splits evenly over its mesh axes."""
+    for size, axis, over in zip(shape, axes, partition_spec(axes), strict=True):
+        over = (over,) if isinstance(over, str) else over or ()
+        if size % math.prod(mesh.shape[a] for a in over):
+            ways = " x ".join(f"{a} = {mesh.shape[a]}" for a in over)
+            raise ValueError(f"{name}: {size} along {axis!r} does not split evenly over {ways}")
+
+
 def data_parallelism(mesh: Mesh) -> int:
     """How many ways the batch is split."""
     return math.prod(mesh.shape[a] for a in ("data", "fsdp"))

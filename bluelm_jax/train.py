@@ -6,10 +6,11 @@ and runs it; a run that was interrupted continues with the same batches and the 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from jaxtyping import Array, Int
 from bluelm_jax import checkpoints, loss, optim, params, serialize, sharding, vlm
 from bluelm_jax.batch import Batch
 from bluelm_jax.data.pipeline import BatchIterator, Pipeline
+from bluelm_jax.interrupt import DeferredInterrupt
 from bluelm_jax.metrics_log import MetricsLog
 from bluelm_jax.params import Tree
 from bluelm_jax.run_config import RunConfig
@@ -198,18 +200,26 @@ def check_mesh(run: RunConfig, mesh: Mesh) -> None:
 Progress = Callable[[int, dict[str, float]], None]
 
 
-def train(run: RunConfig, workdir: str | Path, progress: Progress | None = None) -> Finished:
+def train(
+    run: RunConfig,
+    workdir: str | Path,
+    progress: Progress | None = None,
+    texts: Mapping[str, str] | None = None,
+) -> Finished:
     """Trains to `run.train.steps`, from the newest checkpoint in `workdir` if there is one.
 
     `workdir` receives config.json, metrics.jsonl, TensorBoard events and checkpoints/. On Ctrl-C
-    the state is saved before KeyboardInterrupt goes on.
+    the step is finished and the state saved before KeyboardInterrupt is raised; a second Ctrl-C
+    does not wait for that.
 
     Args:
       progress: called after each step with the step and, every log_every steps, its metrics.
+      texts: further files for `workdir`, by name. Like config.json they are written only once the
+        checkpoint that is there has turned out to be of this run.
 
     Raises:
       ValueError: config, data or checkpoint do not fit; CheckpointError when saving fails.
-      FloatingPointError: the loss is not finite.
+      FloatingPointError: loss or gradient are not finite; no such state is ever saved.
     """
     workdir = Path(workdir)
     mesh = sharding.make_mesh(run.train.mesh)
@@ -222,25 +232,29 @@ def train(run: RunConfig, workdir: str | Path, progress: Progress | None = None)
     )
     check_vocabulary(run, pipeline)
     workdir.mkdir(parents=True, exist_ok=True)
-    config_text = serialize.to_json(run)
-    (workdir / "config.json").write_text(config_text)
     saver = checkpoints.Checkpointer(workdir / "checkpoints", run.train.keep_checkpoints)
     batches = iter(pipeline)
-    with jax.set_mesh(mesh):
-        if saver.latest() is None:
-            state = first_state(run, mesh)
-        else:
-            state, data_state = saver.restore(abstract_state(run, mesh))
-            batches.set_state(data_state)
+    with contextlib.closing(saver), contextlib.closing(batches), jax.set_mesh(mesh):
+        state = _first_or_restored(run, mesh, saver, batches)
+        config_text = serialize.to_json(run)
+        for name, text in {"config.json": config_text, **(texts or {})}.items():
+            (workdir / name).write_text(text)
         save = functools.partial(_save, saver, batches, config_text)
         start, begin = int(state.step), time.monotonic()
         with MetricsLog(workdir, start) as log:
             state = _loop(run, mesh, state, batches, save, log, progress)
-    seconds = time.monotonic() - begin
-    saver.close()
-    counted = batches.counters.summary()
-    batches.close()
-    return Finished(run.train.steps, run.train.steps - start, seconds, counted, state)
+        step, seconds = int(state.step), time.monotonic() - begin
+        return Finished(step, step - start, seconds, batches.counters.summary(), state)
+
+
+def _first_or_restored(
+    run: RunConfig, mesh: Mesh, saver: checkpoints.Checkpointer, batches: BatchIterator
+) -> TrainState:
+    if saver.latest() is None:
+        return first_state(run, mesh)
+    state, data_state = saver.restore(abstract_state(run, mesh))
+    batches.set_state(data_state)
+    return state
 
 
 def check_vocabulary(run: RunConfig, pipeline: Pipeline) -> None:
@@ -261,41 +275,48 @@ def _loop(
     run: RunConfig,
     mesh: Mesh,
     state: TrainState,
-    batches: Iterator[dict[str, np.ndarray]],
+    batches: BatchIterator,
     save: Callable[[TrainState], None],
     log: MetricsLog,
     progress: Progress | None,
 ) -> TrainState:
+    cfg = run.train
     step_fn = jax.jit(
         functools.partial(train_step, run=run),
         donate_argnums=0,
         out_shardings=(state_shardings(run, mesh), None),
     )
-    try:
-        for step in range(int(state.step) + 1, run.train.steps + 1):
-            try:
-                arrays = next(batches)
-            except StopIteration:
-                raise ValueError(
-                    f"the data ended after {step - 1} of {run.train.steps} steps; "
-                    "set data.epochs = None or lower train.steps"
-                ) from None
-            state, metrics = step_fn(state, device_batch(arrays, mesh))
+    with DeferredInterrupt() as interrupt:
+        for step in range(int(state.step) + 1, cfg.steps + 1):
+            batch = device_batch(_next_arrays(run, batches, step), mesh)
+            state, metrics = step_fn(state, batch)
             shown = {}
-            if step % run.train.log_every == 0 or step == run.train.steps:
+            if step % cfg.log_every == 0 or step == cfg.steps:
                 shown = {k: float(v) for k, v in metrics.items()}
                 log.write(step, shown)
                 _check_finite(step, shown)
             if progress is not None:
                 progress(step, shown)
-            if step % run.train.save_every == 0 or step == run.train.steps:
+            stop = interrupt.seen
+            if step % cfg.save_every == 0 or step == cfg.steps or stop:
+                _check_finite(step, metrics)
                 save(state)
-    except KeyboardInterrupt:
-        save(state)
-        raise
+            if stop and step < cfg.steps:
+                raise KeyboardInterrupt
     return state
 
 
-def _check_finite(step: int, metrics: dict[str, float]) -> None:
-    if not np.isfinite(metrics["loss"]):
-        raise FloatingPointError(f"loss = {metrics['loss']} at step {step}")
+def _next_arrays(run: RunConfig, batches: BatchIterator, step: int) -> dict[str, np.ndarray]:
+    try:
+        return next(batches)
+    except StopIteration:
+        raise ValueError(
+            f"the data ended after {step - 1} of {run.train.steps} steps; "
+            "set data.epochs = None or lower train.steps"
+        ) from None
+
+
+def _check_finite(step: int, metrics: Mapping[str, Array | float]) -> None:
+    for name in ("loss", "grad_norm"):
+        if not np.isfinite(metrics[name]):
+            raise FloatingPointError(f"{name} = {float(metrics[name])} at step {step}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, UInt8
 
 from bluelm_jax import config, layers, params
@@ -48,7 +49,7 @@ def specs(cfg: config.VisionConfig) -> Tree:
     }
 
 
-def normalize(tiles: UInt8[Array, "I S S 3"], dtype: jnp.dtype) -> Float[Array, "I S S 3"]:
+def normalize(tiles: UInt8[Array, "I S S 3"], dtype: DTypeLike) -> Float[Array, "I S S 3"]:
     """Pixels to [-1, 1]: (x / 255 - 0.5) / 0.5, as SigLIP was trained."""
     return (tiles.astype(jnp.float32) / 127.5 - 1.0).astype(dtype)
 
@@ -101,7 +102,7 @@ def encode_patches(
 
 
 def encode(
-    p: Tree, tiles: UInt8[Array, "I S S 3"], cfg: config.VisionConfig, dtype: jnp.dtype
+    p: Tree, tiles: UInt8[Array, "I S S 3"], cfg: config.VisionConfig, dtype: DTypeLike
 ) -> Float[Array, "I P D"]:
     """Tiles to patch features, all tiles as one batch (sec. 4.1, batched patch encoding)."""
     x = embed_patches(p, normalize(tiles, dtype), cfg)

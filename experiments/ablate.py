@@ -52,7 +52,7 @@ def run_info(plan: Ablation, workdir: Path, seconds: float) -> dict:
 
 def main(_: list[str]) -> None:
     """Builds the ablation from gin and runs it."""
-    plan = cli.build(ablation.ablation)
+    plan = cli.build(Ablation)
     if cli.DRY_RUN.value:
         print(gin_setup.describe(plan.base))
         print(cli.model_summary(plan.base.model))

@@ -12,8 +12,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-import gin
-
 from bluelm_jax import config, metrics_log, schemes, serialize
 from bluelm_jax import train as train_lib
 from bluelm_jax.data.pipeline import Pipeline
@@ -179,9 +177,3 @@ def run_ablation(
         results.append(scheme_readings(variant, ablation.seeds, arms))
         samples = samples or arms[0].readings
     return results, samples
-
-
-@gin.configurable
-def ablation(config: Ablation = gin.REQUIRED) -> Ablation:
-    """Root of `experiments.ablate`: bind ablation.config."""
-    return config

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from absl import app, flags, logging
 from rich.console import Console
@@ -28,13 +27,21 @@ from experiments import gin_setup
 
 GIN_FILE = flags.DEFINE_multi_string("gin_file", [], "Gin config file; may be repeated.")
 GIN_BINDINGS = flags.DEFINE_multi_string(
-    "gin_bindings", [], "Gin binding 'Name.field = value', applied after the files; may be repeated."
+    "gin_bindings",
+    [],
+    "Gin binding 'Name.field = value', applied after the files; may be repeated.",
 )
 DRY_RUN = flags.DEFINE_bool(
     "dry_run", False, "Print the resolved config, parameters and batch shapes, and stop."
 )
 
-USER_ERRORS = (ValueError, FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
+USER_ERRORS = (
+    ValueError,
+    FileNotFoundError,
+    PermissionError,
+    NotADirectoryError,
+    IsADirectoryError,
+)
 
 
 def run(main: Callable[[list[str]], None]) -> None:
@@ -68,8 +75,8 @@ def fail(message: str) -> None:
     sys.exit(2)
 
 
-def build(root: Callable, default_file: str | None = None) -> Any:
-    """The object that --gin_file (or else `default_file`) and --gin_bindings configure."""
+def build(root: type[gin_setup.T], default_file: str | None = None) -> gin_setup.T:
+    """The `root` that --gin_file (or else `default_file`) and --gin_bindings describe."""
     repository = str(Path(__file__).resolve().parents[1])
     files = GIN_FILE.value or ([default_file] if default_file else [])
     return gin_setup.build(root, files, GIN_BINDINGS.value, search=(repository,))
@@ -108,12 +115,14 @@ def model_summary(model: config.VLMConfig) -> str:
     lines = [f"  {part:<12} {n:>15,}" for part, n in counts.items()]
     total = sum(counts.values())
     side = downsample.output_side(model.vision, model.downsampler)
-    return "\n".join([
-        "parameters",
-        *lines,
-        f"  {'total':<12} {total:>15,}   ({total * 4 / 2**30:.2f} GiB in float32)",
-        f"tokens a view: {model.vision.side}x{model.vision.side} patches -> {side}x{side} = {side**2}",
-    ])
+    return "\n".join(
+        [
+            "parameters",
+            *lines,
+            f"  {'total':<12} {total:>15,}   ({total * 4 / 2**30:.2f} GiB in float32)",
+            f"tokens a view: {model.vision.side}x{model.vision.side} patches -> {side}x{side} = {side**2}",
+        ]
+    )
 
 
 def steps_done(directory: str | Path) -> int:

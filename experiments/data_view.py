@@ -173,11 +173,11 @@ def show(
 
 def configured_run(directory: str | None) -> run_config.RunConfig:
     """The run of --run=DIRECTORY, or else of --gin_file and --gin_bindings (`run.data`, ...)."""
-    from experiments import cli, gin_setup  # Flags, which only the entry points want.
+    from experiments import cli  # Flags, which only the entry points want.
 
     if directory is not None:
         return serialize.load_run_config(directory)
-    return cli.build(gin_setup.run)
+    return cli.build(RunConfig)
 
 
 def _row_html(batch: Batch, row: int, tokenizer: Tokenizer, per_view: int) -> str:

@@ -27,7 +27,7 @@ OUT = flags.DEFINE_string("out", None, "JSON file for the readings (default: onl
 
 def main(_: list[str]) -> None:
     """Evaluates a run's newest checkpoint."""
-    cfg = cli.build(evaluation.evaluation)
+    cfg = cli.build(evaluation.EvalConfig)
     run = serialize.load_run_config(RUN.value)
     source = SourceConfig(path=DATA_JSON.value, image_root=IMAGE_ROOT.value)
     if cli.DRY_RUN.value:

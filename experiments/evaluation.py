@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-import gin
 import jax
 import numpy as np
 
 from bluelm_jax import aspect_ratio, generate, layout
-from bluelm_jax.data import batching, conversation, images
+from bluelm_jax.data import batching, conversation, images, plans
 from bluelm_jax.data import tokenizer as tokenizers
 from bluelm_jax.data.examples import Example
 from bluelm_jax.data.pipeline import Pipeline
@@ -138,7 +137,7 @@ def stop_token(run: RunConfig) -> int:
     return found
 
 
-def bucket_of(record: dict, width: int, height: int) -> str:
+def bucket_of(record: Mapping, width: int, height: int) -> str:
     """The record's own bucket, else its shape: wide, landscape, square, portrait or tall."""
     if "bucket" in record:
         return str(record["bucket"])
@@ -159,28 +158,29 @@ def evaluate(
     """Reads every sample of `source` with the model; `run` tells tiling, template and tokenizer."""
     run = eval_run(run, source, cfg.batch_size)
     prompts, texts, stopped = predictions(weights, run, cfg, progress)
-    pipeline = Pipeline(run.data, side=run.token_side)
-    records = (pipeline.record(0, i) for i in range(len(pipeline.records[0])))
-    by_name = {str(record.get("id", i)): record for i, record in enumerate(records)}
-    readings = []
-    for prompt, text, done in zip(prompts, texts, stopped, strict=True):
-        record = by_name.get(prompt.name, {})
-        files = record.get("image") or []
-        files = [files] if isinstance(files, str) else files
-        grid, bucket, path = None, "text", None
-        if files:
-            path = str(Path(source.image_root) / files[0])
-            width, height = images.read_size(path)
-            grid = tuple(aspect_ratio.choose_grid(width, height, run.data.tiling, len(files)))
-            bucket = bucket_of(record, width, height)
-        readings.append(
-            Reading(
-                name=prompt.name, image=path, bucket=bucket, grid=grid, views=prompt.num_views,
-                tokens=int((prompt.image_index != layout.TEXT).sum()),
-                reference=prompt.reference, prediction=text, stopped=done,
-            )  # fmt: skip
-        )
-    return readings
+    records = FileRecords(source.path)
+    index = {plans.sample_name(records[i], records.where(i)): i for i in range(len(records))}
+    return [
+        _reading(prompt, text, done, records[index[prompt.name]], source, run)
+        for prompt, text, done in zip(prompts, texts, stopped, strict=True)
+    ]
+
+
+def _reading(
+    prompt: Example, text: str, stopped: bool, record: Mapping, source: SourceConfig, run: RunConfig
+) -> Reading:
+    files = plans.image_files(record, prompt.name)
+    path, grid, bucket = None, None, "text"
+    if files:
+        path = str(Path(source.image_root) / files[0])
+        width, height = images.read_size(path)
+        grid = tuple(aspect_ratio.choose_grid(width, height, run.data.tiling, len(files)))
+        bucket = bucket_of(record, width, height)
+    return Reading(
+        name=prompt.name, image=path, bucket=bucket, grid=grid, views=prompt.num_views,
+        tokens=int((prompt.image_index != layout.TEXT).sum()),
+        reference=prompt.reference, prediction=text, stopped=stopped,
+    )  # fmt: skip
 
 
 def scores(readings: Sequence[Reading]) -> dict[str, float]:
@@ -213,9 +213,3 @@ def load_readings(path: Path) -> list[Reading]:
     """Inverse of `save_readings`."""
     rows = json.loads(path.read_text(encoding="utf-8"))
     return [Reading(**{**row, "grid": row["grid"] and tuple(row["grid"])}) for row in rows]
-
-
-@gin.configurable
-def evaluation(config: EvalConfig = EvalConfig()) -> EvalConfig:  # noqa: B008 (frozen)
-    """Root of `experiments.evaluate`: bind evaluation.config."""
-    return config

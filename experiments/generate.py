@@ -13,7 +13,6 @@ import dataclasses
 import sys
 from pathlib import Path
 
-import gin
 import jax
 import numpy as np
 from absl import flags
@@ -34,12 +33,6 @@ PROMPT = flags.DEFINE_string("prompt", None, "The question; without it, a dialog
 SEED = flags.DEFINE_integer("seed", 0, "Seed of sampling, where temperature > 0.")
 # Prompts are padded to a multiple of this, so that questions of similar length share a compilation.
 BUCKET = 64
-
-
-@gin.configurable
-def sampling(config: SamplingConfig = SamplingConfig()) -> SamplingConfig:  # noqa: B008 (frozen)
-    """Root: bind sampling.config."""
-    return config
 
 
 def make_prompt(run: RunConfig, prompt: str, images: list[str]) -> Example:
@@ -107,7 +100,7 @@ def dialogue(weights: Tree, run: RunConfig, cfg: SamplingConfig) -> None:
 
 def main(_: list[str]) -> None:
     """One answer, or a dialogue."""
-    cfg = cli.build(sampling)
+    cfg = cli.build(SamplingConfig)
     run = serialize.load_run_config(RUN.value)
     if cli.DRY_RUN.value:
         print(gin_setup.describe(cfg))

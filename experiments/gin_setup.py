@@ -14,12 +14,12 @@ import difflib
 import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import gin
 from gin import config as gin_internals
 
-from bluelm_jax import config, data_config, run_config, serialize
+from bluelm_jax import config, serialize
 
 PRESETS = (
     config.siglip_so400m,
@@ -34,17 +34,38 @@ class ConfigError(ValueError):
     """A gin file or binding that is wrong; the message says which and what would be right."""
 
 
-def configurable_class(cls: type) -> type:
+T = TypeVar("T")
+_BUILDERS: dict[type, Callable[[], Any]] = {}
+
+
+def configurable_class(cls: type[T]) -> type[T]:
     """Registers a dataclass with gin under its own name. Usable as a decorator."""
 
     def build(**fields):
+        _check_types(cls, fields)
         return cls(**fields)
 
     build.__name__ = build.__qualname__ = cls.__name__
     build.__doc__ = cls.__doc__
     build.__signature__ = inspect.signature(cls)  # type: ignore[attr-defined]
-    gin.external_configurable(build, name=cls.__name__, module="bluelm_jax")
+    _BUILDERS[cls] = gin.external_configurable(build, name=cls.__name__, module="bluelm_jax")
     return cls
+
+
+_TYPES = {"int": int, "float": (int, float), "bool": bool, "str": str}
+
+
+def _check_types(cls: type, values: dict[str, Any]) -> None:
+    """Raises ValueError for 1e3 where an integer is meant, '3' where a number is, and the like."""
+    for field in dataclasses.fields(cls):
+        kind = str(field.type).removesuffix(" | None")
+        value = values.get(field.name)
+        if value is None or kind not in _TYPES:
+            continue
+        if not isinstance(value, _TYPES[kind]) or (kind != "bool" and isinstance(value, bool)):
+            raise ValueError(
+                f"{cls.__name__}.{field.name} = {value!r}: must be of type {field.type}"
+            )
 
 
 def _register() -> None:
@@ -58,17 +79,20 @@ _register()
 
 
 def build(
-    root: Callable[[], Any], files: Sequence[str], bindings: Sequence[str], search: Sequence[str] = ()
-) -> Any:
-    """Parses files and bindings and calls `root`, a gin configurable without required arguments.
+    root: type[T],
+    files: Sequence[str],
+    bindings: Sequence[str],
+    search: Sequence[str] = (),
+) -> T:
+    """Parses files and bindings and builds the one object that they describe.
 
     Args:
-      root: its arguments come from bindings alone.
+      root: a registered class; bindings 'Root.field = ...' give its fields, and theirs.
       files: gin files, later ones win; relative to the working directory or to `search`.
       bindings: 'Name.field = value' strings, applied last.
 
     Returns:
-      What `root` returns.
+      An instance of `root`.
 
     Raises:
       ConfigError: a missing file, an unknown name, a bad value, a missing value, or a binding that
@@ -81,8 +105,10 @@ def build(
         if not any((Path(base) / name).is_file() for base in ("", *search)):
             raise ConfigError(f"--gin_file={name}: no such file (working directory {Path.cwd()})")
     try:
-        gin.parse_config_files_and_bindings(list(files), list(bindings), print_includes_and_imports=False)
-        result = root()
+        gin.parse_config_files_and_bindings(
+            list(files), list(bindings), print_includes_and_imports=False
+        )
+        result = _BUILDERS[root]()
     except Exception as e:  # gin raises whatever the configured code raises, with its own notes
         raise ConfigError(_explain(e)) from e
     unused = unused_bindings()
@@ -132,16 +158,6 @@ def _within(scope: str, outer: str) -> bool:
 def resolved() -> str:
     """The configuration in effect, defaults included, as gin text."""
     return gin.operative_config_str()
-
-
-@gin.configurable
-def run(
-    model: config.VLMConfig = gin.REQUIRED,
-    data: data_config.DataConfig = gin.REQUIRED,
-    train: config.TrainConfig = gin.REQUIRED,
-) -> run_config.RunConfig:
-    """Root of `experiments.train`: bind run.model, run.data and run.train."""
-    return run_config.RunConfig(model=model, data=data, train=train)
 
 
 def describe(value: Any, indent: int = 0) -> str:

@@ -53,21 +53,22 @@ def _by_tiles(grid: str) -> tuple[int, int]:
 def _costs(schemes: dict[str, Any], layout: str) -> Figure:
     """Mean, median and 95th percentile of tokens and of canvas pixels an image pixel."""
     figure = Figure(figsize=(10, 1.6 + 0.5 * len(schemes)), layout="constrained")
-    panels = zip(
-        figure.subplots(1, 3, sharey=True),
-        ("tokens", "enlargement", "padding"),
-        (f"tokens an image ({layout})", "canvas pixels / image pixels", "padding, share of canvas"),
-        strict=True,
-    )
     names = list(schemes)
-    for axes, key, label in panels:
+    panels = figure.subplots(1, 3, sharey=True)
+    keys = ("tokens", "enlargement", "padding")
+    labels = (
+        f"tokens an image ({layout})",
+        "canvas pixels / image pixels",
+        "padding, share of canvas",
+    )
+    for axes, key, label in zip(panels, keys, labels, strict=True):
         for number, name in enumerate(names):
             values, colour = schemes[name][key], _COLOURS[number % len(_COLOURS)]
             axes.plot([values["p50"], values["p95"]], [number, number], color=colour, lw=5)
             axes.plot(values["mean"], number, "o", color=colour, mec="black", ms=8)
         axes.set_xlabel(label)
         axes.set_xlim(left=0)
-    axes.set_yticks(range(len(names)), names)
-    axes.invert_yaxis()
+    panels[0].set_yticks(range(len(names)), names)
+    panels[0].invert_yaxis()
     figure.suptitle("bar: median to 95th percentile; dot: mean", fontsize=9)
     return figure

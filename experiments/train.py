@@ -27,31 +27,34 @@ def describe_run(run: RunConfig) -> str:
     size = run.model.vision.tile_size
     pixels = data.tile_groups * data.tiles_per_group * size * size * 3
     queries = data.tile_groups * data.tiles_per_group * run.token_side**2
-    return "\n".join([
-        gin_setup.describe(run),
-        "",
-        cli.model_summary(run.model),
-        f"trained: {', '.join(run.train.trainable)}",
-        f"batch on this host: tokens [{data.batch_size}, {data.seq_len}], tiles "
-        f"[{data.tile_groups}, {data.tiles_per_group}, {size}, {size}, 3] "
-        f"({pixels / 2**20:.1f} MiB, {queries:,} image tokens)",
-        f"steps: {run.train.steps:,} of {data.batch_size * jax.process_count():,} rows "
-        f"in {run.train.accumulation} micro-batches",
-    ])
+    return "\n".join(
+        [
+            gin_setup.describe(run),
+            "",
+            cli.model_summary(run.model),
+            f"trained: {', '.join(run.train.trainable)}",
+            f"batch on this host: tokens [{data.batch_size}, {data.seq_len}], tiles "
+            f"[{data.tile_groups}, {data.tiles_per_group}, {size}, {size}, 3] "
+            f"({pixels / 2**20:.1f} MiB, {queries:,} image tokens)",
+            f"steps: {run.train.steps:,} of {data.batch_size * jax.process_count():,} rows "
+            f"in {run.train.accumulation} micro-batches",
+        ]
+    )
 
 
 def main(_: list[str]) -> None:
     """Builds the run from gin and trains it."""
-    run = cli.build(gin_setup.run)
+    run = cli.build(RunConfig)
     if cli.DRY_RUN.value:
         print(describe_run(run))
         return
     workdir = Path(WORKDIR.value)
-    workdir.mkdir(parents=True, exist_ok=True)
-    (workdir / "config.gin").write_text(gin_setup.resolved())
+    texts = {"config.gin": gin_setup.resolved()}
     with cli.progress_bar(workdir.name, run.train.steps, cli.steps_done(workdir)) as progress:
-        finished = train_lib.train(run, workdir, progress)
-    print(f"{finished.steps_now} steps in {finished.seconds:.1f} s; step {finished.step} in {workdir}")
+        finished = train_lib.train(run, workdir, progress, texts)
+    print(
+        f"{finished.steps_now} steps in {finished.seconds:.1f} s; step {finished.step} in {workdir}"
+    )
     print(f"data: {finished.data}")
 
 

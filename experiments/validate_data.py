@@ -26,9 +26,7 @@ def main(_: list[str]) -> None:
     """Checks the data of the run that the flags name."""
     run = data_view.configured_run(RUN.value)
     data = dataclasses.replace(run.data, max_names=NAMES.value)
-    reports = validation.validate(
-        data, side=run.token_side, decode=DECODE.value, limit=LIMIT.value
-    )
+    reports = validation.validate(data, side=run.token_side, decode=DECODE.value, limit=LIMIT.value)
     for report in reports:
         print("\n".join(report.lines()))
     problems = sum(report.problems for report in reports)

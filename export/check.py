@@ -48,14 +48,23 @@ class Finding:
     ok: bool
 
 
+def random_weights(cfg: config.VLMConfig, seed: int = 0) -> Tree:
+    """Weights of the initial scale, none of them constant: ones and zeros are optimised away."""
+    rng = np.random.default_rng(seed)
+
+    def one(p: params.Param) -> np.ndarray:
+        noise = rng.normal(size=p.shape).astype(np.float32)
+        if p.scale in ("zeros", "ones"):
+            return float(p.scale == "ones") + 0.1 * noise
+        return np.float32(p.std()) * noise
+
+    return params.map_params(one, vlm.specs(cfg))
+
+
 def tiny_model(seed: int = 0, **decoder_overrides) -> tuple[Tree, config.VLMConfig]:
-    """The tiny preset with every weight random: ones and zeros would be optimised away."""
+    """The tiny preset with `random_weights`."""
     cfg = config.tiny(**decoder_overrides)
-    p = params.init(vlm.specs(cfg), jax.random.key(seed), jnp.dtype("float32"))
-    leaves, tree = jax.tree.flatten(p)
-    keys = jax.random.split(jax.random.key(seed + 1), len(leaves))
-    noisy = [w + 0.1 * jax.random.normal(k, w.shape) for w, k in zip(leaves, keys, strict=True)]
-    return jax.tree.unflatten(tree, noisy), cfg
+    return jax.tree.map(jnp.asarray, random_weights(cfg, seed)), cfg
 
 
 def random_inputs(

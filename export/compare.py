@@ -1,4 +1,4 @@
-"""Compares exported models with each other and with JAX, on a file of prompts.
+r"""Compares exported models with each other and with JAX, on a file of prompts.
 
     python -m export.compare --bundle=float=runs/quickstart/export_float \
         --bundle=int4=runs/quickstart/export --prompts=runs/quickstart/export_prompts.npz \
@@ -9,7 +9,8 @@ share of answers equal to JAX's, bytes of every file, and median milliseconds of
 
 The .npz holds: tokens int32 [n, L] padded on the right, lengths [n], image_index [n, L], tiles
 uint8 [G, I, S, S, 3] (row b takes those of group b * G // n, as in `Batch`), references [n] texts,
-and JAX's greedy answers jax_tokens int32 [n, T] with jax_lengths [n].
+and JAX's greedy answers jax_tokens int32 [n, T] with jax_lengths [n]. Answers are bounded by T
+tokens here too, the stop token included.
 """
 
 from __future__ import annotations
@@ -32,18 +33,20 @@ from export.runner import Runner
 BUNDLE = flags.DEFINE_multi_string("bundle", [], "name=directory; may be repeated.")
 PROMPTS = flags.DEFINE_string("prompts", None, "The .npz of prompts.")
 RESULT = flags.DEFINE_string("result", None, "JSON file to write.")
+flags.adopt_module_key_flags(cli)
 Decode = Callable[[Sequence[int]], str]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Question:
-    """A prompt with the views it uses, its reference text and JAX's answer."""
+    """A prompt with the views it uses, its reference text, JAX's answer and that one's bound."""
 
     tiles: np.ndarray
     tokens: np.ndarray
     image_index: np.ndarray
     reference: str
     jax_tokens: list[int]
+    max_new_tokens: int
 
 
 def load_questions(path: str | Path) -> list[Question]:
@@ -73,6 +76,7 @@ def _question(arrays: Mapping[str, np.ndarray], row: int) -> Question:
         image_index=arrays["image_index"][row, :length],
         reference=str(arrays["references"][row]),
         jax_tokens=arrays["jax_tokens"][row, : int(arrays["jax_lengths"][row])].tolist(),
+        max_new_tokens=arrays["jax_tokens"].shape[1],
     )
 
 
@@ -85,14 +89,13 @@ def used_views(question: Question, tokens_per_tile: int) -> Question:
     return dataclasses.replace(question, tiles=question.tiles[views], image_index=renumbered)
 
 
-def answer_all(
-    runner: Runner, questions: Sequence[Question], max_new_tokens: int | None = None
-) -> list[list[int]]:
-    """Token ids of every answer; None takes the runner's own bound."""
+def answer_all(runner: Runner, questions: Sequence[Question]) -> list[list[int]]:
+    """Token ids of every answer, bounded as JAX's were."""
     answers = []
     for question in questions:
         q = used_views(question, runner.shapes.tokens_per_tile)
-        found = runner.generate(q.tiles, q.tokens, q.image_index, max_new_tokens=max_new_tokens)
+        bound = question.max_new_tokens
+        found = runner.generate(q.tiles, q.tokens, q.image_index, max_new_tokens=bound)
         answers.append(found.tokens)
     return answers
 
@@ -123,7 +126,7 @@ def compare(
     Args:
       bundles: name -> directory.
       questions: prompts, references and JAX's answers.
-      config: threads and answer length.
+      config: threads; the bound of an answer comes from the questions.
       decode: ids to text; None takes the tokenizer that each bundle names.
 
     Returns:
@@ -170,6 +173,8 @@ def _print(result: dict[str, Any]) -> None:
 def main() -> None:
     """Reads the prompts, runs the bundles, prints and writes the result."""
     config = cli.build(RunnerConfig)
+    if not BUNDLE.value or PROMPTS.value is None:
+        raise ValueError("name at least one --bundle=name=directory, and --prompts=file.npz")
     if bad := [item for item in BUNDLE.value if "=" not in item]:
         raise ValueError(f"--bundle={bad[0]}: must be name=directory")
     bundles = dict(item.split("=", 1) for item in BUNDLE.value)
@@ -184,5 +189,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    flags.mark_flags_as_required(["bundle", "prompts"])
     cli.run(main)

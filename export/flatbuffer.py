@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 from ai_edge_litert import schema_py_generated as schema
 from ai_edge_litert.tools import flatbuffer_utils
@@ -22,6 +23,13 @@ NPU_OPS = frozenset((
     "TILE", "TRANSPOSE", "TRANSPOSE_CONV", "UNPACK",
 ))  # fmt: skip
 NPU_MAX_RANK = 4
+
+
+def _read(source: str | Path | bytes) -> Any:
+    """The object form of a file or of its bytes (generated code, every field optional)."""
+    if isinstance(source, bytes):
+        return flatbuffer_utils.read_model_from_bytearray(bytearray(source))
+    return flatbuffer_utils.read_model(str(source))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,12 +66,12 @@ def _signature_report(model, definition) -> SignatureReport:
 
 def report(path: str | Path) -> list[SignatureReport]:
     """Operations and ranks of every signature of the file."""
-    model = flatbuffer_utils.read_model(str(path))
+    model = _read(path)
     return [_signature_report(model, d) for d in model.signatureDefs]
 
 
 def _constants(path: str | Path) -> list[bytes]:
-    model = flatbuffer_utils.read_model(str(path))
+    model = _read(path)
     return [bytes(b.data) for b in model.buffers if b.data is not None and len(b.data)]
 
 
@@ -87,7 +95,7 @@ def weight_types(path: str | Path) -> dict[str, str]:
 
     Keys are '<signature>:<name of the output tensor>'.
     """
-    model = flatbuffer_utils.read_model(str(path))
+    model = _read(path)
     kinds = {v: k for k, v in vars(schema.TensorType).items() if isinstance(v, int)}
     found = {}
     for definition in model.signatureDefs:
@@ -126,7 +134,7 @@ def check_signatures(data: bytes, reference: bytes) -> None:
 
 def _signature_tensors(data: bytes) -> dict[tuple[str, str, str], tuple[tuple[int, ...], bool]]:
     """(signature, 'input' | 'output', name) -> (shape, whether the graph lists the tensor so)."""
-    model = flatbuffer_utils.read_model_from_bytearray(bytearray(data))
+    model = _read(data)
     found = {}
     for definition in model.signatureDefs:
         graph = model.subgraphs[definition.subgraphIndex]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import gin
 from gin import config as gin_internals
@@ -21,16 +21,18 @@ class ConfigError(ValueError):
     """A gin file or binding that is wrong."""
 
 
-def _configurable(cls: type):
+def _configurable(cls: type) -> Callable[..., Any]:
     def build(**fields):
         return cls(**fields)
 
     build.__name__ = build.__qualname__ = cls.__name__
     build.__signature__ = inspect.signature(cls)  # type: ignore[attr-defined]
-    return gin.external_configurable(build, name=cls.__name__, module="export")
+    return gin.external_configurable(  # type: ignore[return-value]
+        build, name=cls.__name__, module="export"
+    )
 
 
-_BUILDERS = {cls: _configurable(cls) for cls in CLASSES}
+_BUILDERS: dict[type, Callable[..., Any]] = {cls: _configurable(cls) for cls in CLASSES}
 
 
 def build(cls: type[T], files: Sequence[str], bindings: Sequence[str]) -> T:

@@ -19,15 +19,12 @@ class KVCache:
 
     def __init__(self, shapes: Shapes):
         k, c, h = shapes.num_kv_heads, shapes.cache_size, shapes.head_dim
-        self.size, self.length = c, 0
+        self.length = 0
         self._k = [np.zeros((1, k, c, h), np.float32) for _ in range(shapes.depth)]
         self._v = [np.zeros((1, k, h, c), np.float32) for _ in range(shapes.depth)]
 
     def clear(self) -> None:
-        """Forgets everything; used positions are zeroed, so no answer depends on the one before."""
-        for k, v in zip(self._k, self._v, strict=True):
-            k[:, :, : self.length] = 0.0
-            v[..., : self.length] = 0.0
+        """Forgets everything. Old values stay where they are: masked, until overwritten."""
         self.length = 0
 
     def inputs(self) -> dict[str, np.ndarray]:

@@ -6,13 +6,39 @@ imports this package should pay.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 import tempfile
 import warnings
+from collections.abc import Iterator
+from typing import Any
 
 import jax
 
 from export.signatures import Model, Signature
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Holds back what libraries write to standard error; it is shown if the block fails.
+
+    The converter logs a dozen lines a model from C++ that no Python setting turns off.
+    """
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as held, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecations inside TensorFlow and jax2tf themselves
+        shown = os.dup(2)
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            held.seek(0)
+            os.write(shown, held.read())
+            raise
+        finally:
+            os.dup2(shown, 2)
+            os.close(shown)
 
 
 def to_tflite(model: Model) -> bytes:
@@ -22,13 +48,11 @@ def to_tflite(model: Model) -> bytes:
     converter raises its own ConverterError for a graph that needs others.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # no notes about devices it does not find
-    with warnings.catch_warnings():
-        # Deprecations inside TensorFlow and jax2tf themselves; nothing a caller could act on.
-        warnings.simplefilter("ignore")
+    with _quiet():
         import tensorflow as tf
         from jax.experimental import jax2tf
 
-        module = tf.Module()
+        module: Any = tf.Module()
         module.weights = jax.tree.map(lambda w: tf.Variable(w, trainable=False), model.weights)
 
         def concrete(signature: Signature):

@@ -99,7 +99,7 @@ class Prompter:
             "conversations": [{"from": "human", "value": question}],
         }
         source = SourceConfig(path="prompt", image_root=root)
-        example = self._maker.make_prompt(record, source, "of the command line")
+        example = self._maker.make_prompt(record, source, "on the command line")
         if isinstance(example, Skipped):
             raise ValueError(example.detail)
         return example

@@ -118,6 +118,9 @@ def quantize(data: bytes, recipe: list[Rule]) -> bytes:
         )
     # The tool reports sizes and progress on its own; callers report what they did themselves.
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        quantized = bytes(tool.quantize().quantized_model)
+        found = tool.quantize().quantized_model
+    if found is None:
+        raise ValueError(f"the quantiser made nothing of the recipe {active}")
+    quantized = bytes(found)
     flatbuffer.check_signatures(quantized, data)
     return quantized

@@ -1,4 +1,4 @@
-"""Answers a question about images with an exported model, on LiteRT.
+r"""Answers a question about images with an exported model, on LiteRT.
 
     python -m export.run --bundle=runs/quickstart/export --image=page.png \
         --prompt="Read the text." --gin_bindings="RunnerConfig.num_threads = 2"
@@ -14,12 +14,14 @@ from absl import flags
 from export import bundle, cli, prompt
 from export.config import RunnerConfig
 
-BUNDLE = flags.DEFINE_string("bundle", None, "Directory written by export.to_tflite.")
+BUNDLE = flags.DEFINE_string(
+    "bundle", None, "Directory written by export.to_tflite.", required=True
+)
 IMAGE = flags.DEFINE_multi_string("image", [], "Image file; may be repeated.")
 PROMPT = flags.DEFINE_string("prompt", "", "The question.")
 VERIFY = flags.DEFINE_bool("verify", True, "Compare checksums before loading.")
 flags.DEFINE_alias("workdir", "bundle")
-flags.mark_flag_as_required("bundle")
+flags.adopt_module_key_flags(cli)
 
 
 def main() -> None:

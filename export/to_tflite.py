@@ -1,4 +1,4 @@
-"""Exports a trained run to a bundle of .tflite files.
+r"""Exports a trained run to a bundle of .tflite files.
 
     python -m export.to_tflite --run=runs/quickstart/relaxed --out=runs/quickstart/export \
         --gin_file=gin_configs/export/quickstart.gin
@@ -21,12 +21,16 @@ from bluelm_jax.run_config import RunConfig
 from export import build, bundle, cli, prompt
 from export.config import ExportConfig, float_weights
 
-RUN = flags.DEFINE_string("run", None, "Directory of the trained run (holds config.json).")
+RUN = flags.DEFINE_string(
+    "run", None, "Directory of the trained run (holds config.json).", required=True
+)
 CHECKPOINTS = flags.DEFINE_string("checkpoints", None, "Default: <run>/checkpoints.")
-OUT = flags.DEFINE_string("out", None, "Directory of the bundle; one that is there is replaced.")
+OUT = flags.DEFINE_string(
+    "out", None, "Directory of the bundle; one that is there is replaced.", required=True
+)
 WITH_FLOAT = flags.DEFINE_bool("with_float", False, "Also write <out>_float, weights unquantised.")
 flags.DEFINE_alias("workdir", "out")
-flags.mark_flags_as_required(["run", "out"])
+flags.adopt_module_key_flags(cli)
 
 
 def describe(run: RunConfig, ex: ExportConfig) -> str:

@@ -9,17 +9,20 @@ import os
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"  # TensorFlow's notes on devices it does not find.
+# Eight devices meet in collectives, several at a time, and each waiting one holds a thread of XLA's
+# pool. With a pool of eight, the default on a small machine, all of them can wait for a ninth.
+os.environ["NPROC"] = "32"
+# Nearly all of the suite's time is compiling; tiny shapes gain nothing from optimised code.
+os.environ.setdefault(
+    "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+)
 
 import jax
-from absl import flags
 from hypothesis import settings
 from jaxtyping import install_import_hook
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
-
-# Grain reads absl flags before it starts worker processes; under pytest nobody parses them.
-flags.FLAGS.mark_as_parsed()
 
 # The same examples on every run, and no deadline on a shared machine. Nothing is stored.
 settings.register_profile("repository", derandomize=True, deadline=None, database=None)

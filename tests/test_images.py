@@ -1,4 +1,4 @@
-"""Reading image files: every mode with a file made here, every refusal, paths, the policies."""
+"""Reading image files: every mode with a file made here, every refusal, and paths."""
 
 import io
 import os
@@ -13,7 +13,7 @@ import pytest
 from PIL import Image, ImageCms, PngImagePlugin
 
 from bluelm_jax.data import images
-from bluelm_jax.data.images import BadImages, ImageError, ImageLimits, read_image, read_size
+from bluelm_jax.data.images import ImageError, ImageLimits, read_image, read_size
 
 WHITE, RED = (255, 255, 255), (200, 30, 10)
 RAMP = np.arange(6 * 8, dtype=np.uint8).reshape(6, 8) * 5
@@ -397,6 +397,20 @@ def test_reading_a_size_decodes_nothing(tmp_path):
     assert read_size(path) == (64, 48)
 
 
+def test_keeping_freed_pixels_is_bounded_and_reversible(tmp_path):
+    path = save(tmp_path, Image.fromarray(rgb_ramp()), "a.png")
+    try:
+        images.keep_freed_pixels(128)
+        assert Image.core.get_blocks_max() * Image.core.get_block_size() == 128 * 2**20
+        for _ in range(3):
+            np.testing.assert_array_equal(pixels(path), rgb_ramp())
+    finally:
+        images.keep_freed_pixels(0)
+    assert Image.core.get_blocks_max() == 0
+    with pytest.raises(ValueError, match="megabytes = -1"):
+        images.keep_freed_pixels(-1)
+
+
 def test_text_chunks_do_not_expand(tmp_path):
     info = PngImagePlugin.PngInfo()
     info.add_text("comment", "x" * 3_000_000, zip=True)
@@ -436,23 +450,6 @@ def test_paths_stay_under_the_root(tmp_path):
             images.resolve_path(root, name)
         assert caught.value.kind == "outside_root"
         assert caught.value.path in (name, repr(name))
-
-
-def test_policy_raise_names_the_sample():
-    bad = BadImages("raise")
-    with pytest.raises(ImageError, match=r"a\.jpg") as caught:
-        bad.handle(ImageError("a.jpg", "empty", "empty file"), sample="data.json[3]")
-    assert caught.value.__notes__ == ["in sample data.json[3]"]
-
-
-@pytest.mark.parametrize("policy", ["skip", "replace_with_text_only"])
-def test_other_policies_count_and_log(policy, caplog):
-    bad = BadImages(policy, max_names=2)
-    for number, kind in enumerate(("empty", "damaged", "damaged")):
-        assert bad.handle(ImageError(f"{number}.jpg", kind, "bad"), sample="s") == policy
-    assert bad.counts == {"empty": 1, "damaged": 2}
-    assert bad.names == ["0.jpg", "1.jpg"]
-    assert "2.jpg" in caplog.text and "3 refused so far" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ DIRECT = {
     "params": ("sharding",),
     "layers": ("params",),
     "vision": ("layers",),
-    "downsample": ("layers",),
+    "downsample": ("layers", "layout"),
     "decoder": ("layers",),
     "vlm": ("vision", "downsample", "decoder", "batch"),
     "generate": ("vlm",),
@@ -45,8 +45,12 @@ DIRECT = {
     "run_config": ("data_config", "downsample", "layout"),
     "serialize": ("run_config",),
     "metrics_log": (),
+    "interrupt": (),
     "checkpoints": ("params",),
-    "train": ("vlm", "loss", "optim", "data", "checkpoints", "serialize", "metrics_log"),
+    "train": (
+        *("vlm", "loss", "optim", "data"),
+        *("checkpoints", "serialize", "metrics_log", "interrupt"),
+    ),
     "evals": ("generate", "data"),
 }
 

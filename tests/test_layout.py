@@ -55,6 +55,11 @@ def test_paper_counts():
     assert layout.num_tokens(768, 1536, relaxed, Plain(), 14) == 1764
 
 
+def test_llava_next_counts_small_images_as_the_original():
+    """Read as (height, width), the pinpoints would give 1464."""
+    assert layout.num_tokens(300, 200, PRESETS["llava_next_336_p5"], UnpadNewline(), 24) == 976
+
+
 def test_plain_is_every_view_in_order():
     found = layout.image_layout(56, 28, tiling((2, 1)), Plain(), 2)
     assert (found.num_views, found.num_tokens) == (3, 12)

@@ -30,10 +30,10 @@ def summarise(sizes, names=PAPER):
     return tiling_report.summarise(sizes, tilings, Plain(), 14, 2)
 
 
-def command(*arguments):
+def command(*arguments, module="experiments.tiling_stats"):
     environment = {**os.environ, "MPLCONFIGDIR": os.environ.get("TMPDIR", "/tmp")}
     return subprocess.run(
-        [sys.executable, "-W", "error", "-m", "experiments.tiling_stats", *arguments],
+        [sys.executable, "-W", "error", "-m", module, *arguments],
         cwd=ROOT, env=environment, capture_output=True, text=True,
     )  # fmt: skip
 
@@ -242,3 +242,20 @@ def test_figure_keeps_one_scale(tmp_path):
 def test_any_size_has_a_picture(size):
     figure = tiling_figure.draw(tiling_figure.synthetic_picture(*size), dict(PRESETS))
     assert figure.width > 100
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "message"),
+    [
+        ("choose_grids", ["--random_sizes=50"], "every choice equal"),
+        (
+            "preprocess",
+            ["--rounds=1", "--batch=1", "--sizes=640x480"],
+            "5 views, pixels equal to Pillow's",
+        ),
+    ],
+)
+def test_benchmarks_run_and_check_what_they_time(module, arguments, message):
+    done = command(*arguments, module=f"experiments.benchmarks.{module}")
+    assert done.returncode == 0, done.stderr
+    assert message in done.stdout

@@ -57,8 +57,8 @@ def main(argv: list[str]) -> None:
     """Runs the benchmark."""
     del argv
     real, random = _sizes(flags.FLAGS.random_sizes)
-    sample, pairs = real[:2000], real[:2000].tolist()
-    many = np.tile(real, (20, 1))
+    sample, pairs = real[:1000], real[:1000].tolist()
+    many = np.tile(real, (10, 1))
     print(f"real: {len(real):,} sizes, random: {len(random):,} sizes")
     print(f"{'preset':26}{'scalar ns':>10}{'array ns':>10}{'faster':>8}{'array, random ns':>18}")
     for name, tiling in PRESETS.items():
