@@ -13,6 +13,10 @@ SOURCES := bluelm_jax experiments export tests
 TYPED := bluelm_jax experiments export
 RUNTIME_FILES := -r requirements.txt -r requirements-export.txt
 
+# XLA on the CPU takes its scratch memory from malloc anew at every step. Keeping what was freed, instead
+# of giving it back to the system, saves a training step of the quickstart a third of its time.
+KEEP_MEMORY := MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=4294967296
+
 # The virtual environment is all there is: nothing from the caller's shell or home reaches it.
 unexport PYTHONPATH PYTHONHOME PYTHONSAFEPATH PIP_USER PIP_TARGET PIP_PREFIX
 export PYTHONNOUSERSITE := 1
@@ -25,7 +29,7 @@ help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
 
 quickstart: $(VENV)/.runtime ## Train, evaluate and export a small model into runs/quickstart
-	$(RUN) -m experiments.quickstart --workdir=runs/quickstart
+	$(KEEP_MEMORY) $(RUN) -m experiments.quickstart --workdir=runs/quickstart
 
 test: $(VENV)/.dev ## Run the test suite (PYTEST_ARGS are passed on)
 	$(RUN) -m pytest $(PYTEST_ARGS)

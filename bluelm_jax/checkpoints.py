@@ -7,11 +7,14 @@ another mesh; weights alone can be taken as the start of the next stage.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
+from etils import epath
 
 from bluelm_jax.params import Tree
 
@@ -69,11 +72,8 @@ class Checkpointer:
         args = ocp.args.Composite(
             state=ocp.args.StandardRestore(abstract), data=ocp.args.JsonRestore()
         )
-        try:
+        with _reading(path):
             restored = self._manager.restore(step, args=args)
-        except (OSError, ValueError, KeyError) as e:
-            reason = str(e).strip().splitlines()[0]
-            raise CheckpointError(f"cannot read checkpoint {path}: {reason}") from e
         return restored["state"], restored["data"]
 
     def _existing(self, step: int | None) -> int:
@@ -124,8 +124,17 @@ def restore_params(directory: str | Path, abstract: Tree, step: int | None = Non
         restore_args=ocp.checkpoint_utils.construct_restore_args(target),
         partial_restore=True,
     )
-    with ocp.PyTreeCheckpointer() as reader:
+    with _reading(item.parent), ocp.PyTreeCheckpointer() as reader:
         return reader.restore(item, args=args)["params"]
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except Exception as e:  # What Orbax raises for damaged files is of no narrower class.
+        reason = str(e).strip().splitlines()[0][:200]
+        raise CheckpointError(f"cannot read checkpoint {path}: {reason}") from e
 
 
 Shapes = dict[str, tuple[int, ...]]
@@ -143,8 +152,7 @@ def _stored_shapes(item: Path) -> Shapes:
     # Asked first, because Orbax reports a missing item through the log and as None.
     if not (item / "_METADATA").is_file():
         raise CheckpointError(f"{item.parent}: no checkpoint, or a damaged one")
-    with ocp.PyTreeCheckpointer() as reader:
-        return _shapes(reader.metadata(item).item_metadata.tree)
+    return _shapes(ocp.PyTreeCheckpointHandler().metadata(epath.Path(item)).tree)
 
 
 def _check_same(path: Path, have: Shapes, want: Shapes) -> None:

@@ -13,6 +13,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
+Dtype = Literal["float32", "bfloat16"]
+
 
 def check(owner: object, field: str, ok: bool, bound: str) -> None:
     """Raises ValueError naming class, field, value and bound unless `ok`."""
@@ -155,7 +157,7 @@ class VLMConfig:
     downsampler: Downsampler = VilaConcat()
     projector: ProjectorConfig = ProjectorConfig()
     newline: bool = False
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Dtype = "float32"
 
     def __post_init__(self):
         check(self, "dtype", self.dtype in ("float32", "bfloat16"), "'float32' or 'bfloat16'")
@@ -271,12 +273,12 @@ def bluelm_3b(**overrides) -> DecoderConfig:
     return DecoderConfig(**{**values, **overrides})
 
 
-def bluelm_v_minicpm_2b(dtype: str = "bfloat16") -> VLMConfig:
+def bluelm_v_minicpm_2b(dtype: Dtype = "bfloat16") -> VLMConfig:
     """SigLIP-400M + MiniCPM-2B: the model of the paper's ablation (table 2)."""
     return VLMConfig(vision=siglip_so400m(), decoder=minicpm_2b(), dtype=dtype)
 
 
-def bluelm_v_3b(dtype: str = "bfloat16") -> VLMConfig:
+def bluelm_v_3b(dtype: Dtype = "bfloat16") -> VLMConfig:
     """SigLIP-400M + the assumed BlueLM-3B decoder (see `bluelm_3b`)."""
     return VLMConfig(vision=siglip_so400m(), decoder=bluelm_3b(), dtype=dtype)
 

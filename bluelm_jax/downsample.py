@@ -6,16 +6,8 @@ import jax.numpy as jnp
 from einops import rearrange
 from jaxtyping import Array, Float
 
-from bluelm_jax import config, layers, layout
+from bluelm_jax import config, layers
 from bluelm_jax.params import Tree
-
-
-def output_side(vision: config.VisionConfig, cfg: config.Downsampler) -> int:
-    """Tokens along one side of a view: 14 for SigLIP-384 with 2x2 fusion."""
-    match cfg:
-        case config.VilaConcat(factor=factor):
-            return layout.view_side(vision.tile_size, vision.patch_size, factor)
-    raise TypeError(f"unknown downsampler {cfg!r}")
 
 
 def specs(cfg: config.VLMConfig) -> Tree:

@@ -169,6 +169,7 @@ def generate(
         return step + 1, pick(hidden[:, 0], step + 1), out, cache, done
 
     out = jnp.full((batch, new), stop, jnp.int32)
-    start = (jnp.int32(0), pick(hidden, 0), out, cache, jnp.zeros(batch, bool))
+    # Rows without a prompt, which fill up a batch, count as stopped from the start.
+    start = (jnp.int32(0), pick(hidden, 0), out, cache, prompts.lengths == 0)
     _, _, out, _, done = jax.lax.while_loop(unfinished, advance, start)
     return Generated(tokens=out, lengths=(out != stop).sum(-1), stopped=done)

@@ -123,8 +123,7 @@ def attention(
     Args:
       mask: True where a query may attend; None attends everywhere.
     """
-    b, t, n, h = q.shape
-    kv = k.shape[2]
+    t, kv, h = q.shape[1], k.shape[2], q.shape[3]
     # Heads first and groups folded into rows: both products are plain batched matmuls.
     q = rearrange(q, "b t (k g) h -> b k (g t) h", k=kv) * h**-0.5
     k, v = (rearrange(x, "b c k h -> b k c h") for x in (k, v))

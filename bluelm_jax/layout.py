@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bluelm_jax import config
 from bluelm_jax.aspect_ratio import choose_grid
 from bluelm_jax.schemes import Grid, Layout, Plain, SliceTags, Tiling, UnpadNewline
 
@@ -68,6 +69,14 @@ def view_side(tile_size: int, patch_size: int = 14, downsample: int = 2) -> int:
 def tokens_per_view(tile_size: int, patch_size: int = 14, downsample: int = 2) -> int:
     """Tokens of one view: `view_side` squared, 196 for BlueLM-V."""
     return view_side(tile_size, patch_size, downsample) ** 2
+
+
+def token_side(model: config.VLMConfig) -> int:
+    """Tokens along one side of a view of `model`."""
+    match model.downsampler:
+        case config.VilaConcat(factor=factor):
+            return view_side(model.vision.tile_size, model.vision.patch_size, factor)
+    raise TypeError(f"unknown downsampler {model.downsampler!r}")
 
 
 def num_views(width: int, height: int, tiling: Tiling, num_images: int = 1) -> int:

@@ -66,7 +66,7 @@ def vision_layer_scales(specs: Tree, decay: float) -> Tree:
     for name in ("patch", "position"):
         tower[name] = jax.tree.map(lambda s: s * decay ** (depth + 1), tower[name])
     tower["blocks"] = jax.tree.map(
-        lambda s: by_block.reshape((depth,) + s.shape[1:]), tower["blocks"]
+        lambda s: by_block.reshape((depth, *s.shape[1:])), tower["blocks"]
     )
     return {**scales, "vision": tower}
 
@@ -74,11 +74,11 @@ def vision_layer_scales(specs: Tree, decay: float) -> Tree:
 def scale_by_tree(scales: Tree) -> optax.GradientTransformation:
     """Multiplies every update by its (broadcastable) factor."""
 
-    def update(updates: Tree, state: optax.EmptyState, params: Tree | None = None):
+    def scale(updates: Tree, params: Tree | None = None) -> Tree:
         del params
-        return jax.tree.map(lambda u, s: u * s.astype(u.dtype), updates, scales), state
+        return jax.tree.map(lambda u, s: u * s.astype(u.dtype), updates, scales)
 
-    return optax.GradientTransformation(lambda _: optax.EmptyState(), update)
+    return optax.stateless(scale)
 
 
 def make_optimizer(

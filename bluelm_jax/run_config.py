@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from bluelm_jax import config, data_config, downsample, layout
+from bluelm_jax import config, data_config, layout
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class RunConfig:
     @property
     def token_side(self) -> int:
         """Tokens along one side of a view."""
-        return downsample.output_side(self.model.vision, self.model.downsampler)
+        return layout.token_side(self.model)
 
 
 def _agree(ok: bool, message: str) -> None:

@@ -46,7 +46,7 @@ def from_plain(value: Any) -> Any:
         return value
     fields = {k: from_plain(v) for k, v in value.items() if k != "class"}
     name = value.get("class")
-    if name not in CLASSES:
+    if not isinstance(name, str) or name not in CLASSES:
         raise ValueError(f"config class {name!r} is unknown; known: {sorted(CLASSES)}")
     try:
         return CLASSES[name](**fields)

@@ -7,6 +7,8 @@ the data x fsdp x tensor mesh. A name that is not in the table is an error, neve
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -43,7 +45,7 @@ def partition_spec(axes: tuple[str | None, ...]) -> PartitionSpec:
     return PartitionSpec(*(None if a is None else RULES[a] for a in axes))
 
 
-def make_mesh(cfg: config_lib.MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
+def make_mesh(cfg: config_lib.MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
     """Lays `devices` (default: all) out as data x fsdp x tensor.
 
     Raises:

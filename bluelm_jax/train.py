@@ -12,32 +12,28 @@ import functools
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh
-from jaxtyping import Array, Int
+from jaxtyping import Array
 
-from bluelm_jax import checkpoints, loss, optim, params, serialize, sharding, vlm
+from bluelm_jax import checkpoints, loss, optim, serialize, sharding, vlm
 from bluelm_jax.batch import Batch
 from bluelm_jax.data.pipeline import BatchIterator, Pipeline
 from bluelm_jax.interrupt import DeferredInterrupt
 from bluelm_jax.metrics_log import MetricsLog
 from bluelm_jax.params import Tree
 from bluelm_jax.run_config import RunConfig
-
-
-@flax.struct.dataclass
-class TrainState:
-    """Steps done, all weights (float32), optimizer state of the trainable ones."""
-
-    step: Int[Array, ""]
-    params: Tree
-    opt_state: Any
+from bluelm_jax.train_state import (
+    TrainState,
+    abstract_state,
+    first_state,
+    make_optimizer,
+    state_shardings,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,26 +53,6 @@ class Finished:
     seconds: float
     data: str
     state: TrainState
-
-
-def trainable_specs(run: RunConfig) -> Tree:
-    """Declarations of the weights that this stage trains."""
-    return optim.partition(vlm.specs(run.model), run.train.trainable)[0]
-
-
-def make_optimizer(run: RunConfig) -> optax.GradientTransformation:
-    """The stage's optimizer."""
-    return optim.make_optimizer(run.train.optim, run.train.steps, trainable_specs(run))
-
-
-def init_state(run: RunConfig, weights: Tree | None = None) -> TrainState:
-    """Step 0, with weights drawn from the seed or given."""
-    if weights is None:
-        weights = params.init(vlm.specs(run.model), jax.random.key(run.train.seed))
-    trained, _ = optim.partition(weights, run.train.trainable)
-    return TrainState(
-        step=jnp.int32(0), params=weights, opt_state=make_optimizer(run).init(trained)
-    )
 
 
 def micro_batches(batch: Batch, count: int) -> Batch:
@@ -127,7 +103,8 @@ def train_step(
     grads, sums = gradients(run, state.params, batch)
     trained, _ = optim.partition(state.params, run.train.trainable)
     updates, opt_state = make_optimizer(run).update(grads, state.opt_state, trained)
-    weights = {**state.params, **optax.apply_updates(trained, updates)}
+    updated: Tree = optax.apply_updates(trained, updates)
+    weights = {**state.params, **updated}
     tokens = jnp.maximum(sums.weight, 1.0)
     metrics = {
         "loss": sums.loss / tokens,
@@ -140,39 +117,6 @@ def train_step(
 
 
 # The loop ----------------------------------------------------------------------------------------
-
-
-def state_shardings(run: RunConfig, mesh: Mesh) -> TrainState:
-    """Where every leaf of the state lives; optimizer moments follow their weights."""
-    shardings = params.shardings(vlm.specs(run.model), mesh)
-    trained, _ = optim.partition(shardings, run.train.trainable)
-    replicated = sharding.named(mesh)
-    opt = jax.eval_shape(make_optimizer(run).init, params.abstract(trainable_specs(run)))
-    opt = optax.tree_map_params(
-        make_optimizer(run), lambda _, where: where, opt, trained,
-        transform_non_params=lambda _: replicated,
-    )  # fmt: skip
-    return TrainState(step=replicated, params=shardings, opt_state=opt)
-
-
-def abstract_state(run: RunConfig, mesh: Mesh) -> TrainState:
-    """Shapes, dtypes and shardings of the state: what a restore must produce."""
-    shapes = jax.eval_shape(functools.partial(init_state, run))
-    return jax.tree.map(
-        lambda s, where: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=where),
-        shapes,
-        state_shardings(run, mesh),
-    )
-
-
-def first_state(run: RunConfig, mesh: Mesh) -> TrainState:
-    """The state that a new run starts from: random, or the weights of `train.init_from`."""
-    where = state_shardings(run, mesh)
-    if run.train.init_from is None:
-        return jax.jit(functools.partial(init_state, run), out_shardings=where)()
-    abstract = params.abstract(vlm.specs(run.model), mesh=mesh)
-    weights = checkpoints.restore_params(run.train.init_from, abstract)
-    return jax.jit(functools.partial(init_state, run), out_shardings=where)(weights)
 
 
 def device_batch(arrays: dict[str, np.ndarray], mesh: Mesh) -> Batch:

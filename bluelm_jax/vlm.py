@@ -29,11 +29,6 @@ def specs(cfg: config.VLMConfig) -> Tree:
     return tree
 
 
-def token_side(cfg: config.VLMConfig) -> int:
-    """Tokens along one side of a view: 14 for SigLIP-384 with 2x2 fusion."""
-    return downsample.output_side(cfg.vision, cfg.downsampler)
-
-
 def encode_tiles(
     p: Tree, tiles: UInt8[Array, "I S S 3"], cfg: config.VLMConfig
 ) -> Float[Array, "I Q D"]:

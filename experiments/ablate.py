@@ -1,6 +1,7 @@
 """Trains and compares the variants of an ablation, and writes the report.
 
-    python -m experiments.ablate --gin_file=gin_configs/ablations/llava_schemes.gin --workdir=runs/ablation
+    python -m experiments.ablate --workdir=runs/schemes \
+        --gin_file=gin_configs/ablations/llava_schemes.gin
 
 Each variant and seed trains in `workdir`/<variant>[-seed<n>] from the same start with the same data
 order; finished arms are kept, an interrupted one continues. `--dry_run` prints what each arm's images
@@ -9,15 +10,14 @@ become: grids, views, tokens, row length, tiles a batch.
 
 from __future__ import annotations
 
-import resource
 import time
 from pathlib import Path
 
-import jax
 from absl import flags
 
-from experiments import ablation, cli, gin_setup, report, summarise
+from experiments import ablation, cli, gin_setup, provenance, report, summarise
 from experiments.ablation import Ablation
+from experiments.results import RunInfo
 
 WORKDIR = flags.DEFINE_string("workdir", None, "Directory of all runs.", required=True)
 
@@ -31,23 +31,19 @@ def describe_arms(plan: Ablation) -> str:
     return "\n".join(lines)
 
 
-def run_info(plan: Ablation, workdir: Path, seconds: float) -> dict:
+def run_info(plan: Ablation, workdir: Path, seconds: float) -> RunInfo:
     """How the results were made."""
-    device, base = jax.devices()[0], plan.base
-    return {
-        "seeds": list(plan.seeds),
-        **cli.version(),
-        "device": f"{device.platform}: {device.device_kind}, {cli.num_cores()} cores",
-        "phases": [{"name": "training and reading", "seconds": seconds}],
-        "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        "tile_size": base.model.vision.tile_size,
-        "data": {"held-out file": plan.eval_source.path},
-        "steps": {"each variant": base.train.steps},
-        "config": {"parameters": cli.num_parameters(base.model), "template": base.data.template},
-        "design": "All variants start from the same weights and see the same samples in the same "
-        "steps.",
-        "commands": [f"python -m experiments.ablate --workdir={workdir} ..."],
-    }
+    base = plan.base
+    return provenance.run_info(
+        seeds=plan.seeds,
+        seconds={"training and reading": seconds},
+        tile_size=base.model.vision.tile_size,
+        data={"held-out file": plan.eval_source.path},
+        steps={"each variant": base.train.steps},
+        config={"parameters": cli.num_parameters(base.model), "template": base.data.template},
+        design="All variants start from the same weights and see the same samples in the same steps.",
+        commands=[f"python -m experiments.ablate --workdir={workdir} ..."],
+    )
 
 
 def main(_: list[str]) -> None:

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
-import os
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,7 +18,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from bluelm_jax import checkpoints, config, downsample, params, vlm
+from bluelm_jax import checkpoints, config, layout, params, vlm
 from experiments import gin_setup
 
 GIN_FILE = flags.DEFINE_multi_string("gin_file", [], "Gin config file; may be repeated.")
@@ -114,13 +110,14 @@ def model_summary(model: config.VLMConfig) -> str:
     counts = {part: params.count(tree) for part, tree in specs.items()}
     lines = [f"  {part:<12} {n:>15,}" for part, n in counts.items()]
     total = sum(counts.values())
-    side = downsample.output_side(model.vision, model.downsampler)
+    side = layout.token_side(model)
     return "\n".join(
         [
             "parameters",
             *lines,
             f"  {'total':<12} {total:>15,}   ({total * 4 / 2**30:.2f} GiB in float32)",
-            f"tokens a view: {model.vision.side}x{model.vision.side} patches -> {side}x{side} = {side**2}",
+            f"tokens a view: {model.vision.side}x{model.vision.side} patches -> "
+            f"{side}x{side} = {side**2}",
         ]
     )
 
@@ -134,25 +131,6 @@ def steps_done(directory: str | Path) -> int:
 def num_parameters(model: config.VLMConfig) -> int:
     """Parameters of the whole model."""
     return params.count(vlm.specs(model))
-
-
-def num_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def version() -> dict[str, str]:
-    """Package version and git commit of the code that runs; 'unknown' where there is no git."""
-    root = Path(__file__).resolve().parents[1]
-    git = subprocess.run(
-        ["git", "-C", str(root), "describe", "--always", "--dirty"], capture_output=True, text=True
-    ) if shutil.which("git") else None  # fmt: skip
-    commit = git.stdout.strip() if git and git.returncode == 0 else "unknown"
-    try:
-        release = importlib.metadata.version("bluelm_jax")
-    except importlib.metadata.PackageNotFoundError:
-        release = "source tree"
-    return {"version": release, "commit": commit}
 
 
 def load_weights(directory: str | Path, model: config.VLMConfig):

@@ -6,6 +6,7 @@ import base64
 import dataclasses
 import html
 import io
+import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
@@ -155,17 +156,16 @@ def show(
     """
     pipeline, per_view = Pipeline(config, side=side), side**2
     stream = iter(pipeline)
-    shown = []
-    for number, batch in enumerate(stream):
-        if number >= skip:
-            text = terminal(batch, pipeline.tokenizer, per_view, color)
-            shown.append(f"batch {number}\n{text}")
-        if len(shown) == batches:
-            break
+    chosen = list(itertools.islice(enumerate(stream), skip, skip + batches))
     stream.close()
-    if not shown:
+    if not chosen:
         raise ValueError(f"--skip={skip}: the data ends before that batch")
+    shown = [
+        f"batch {number}\n{terminal(batch, pipeline.tokenizer, per_view, color)}"
+        for number, batch in chosen
+    ]
     if html_path is not None:
+        number, batch = chosen[-1]
         text = page(batch, pipeline.tokenizer, per_view, f"Batch {number}")
         Path(html_path).write_text(text, encoding="utf-8")
     return "\n".join([*shown, stream.counters.summary()])
@@ -177,7 +177,7 @@ def configured_run(directory: str | None) -> run_config.RunConfig:
 
     if directory is not None:
         return serialize.load_run_config(directory)
-    return cli.build(RunConfig)
+    return cli.build(run_config.RunConfig)
 
 
 def _row_html(batch: Batch, row: int, tokenizer: Tokenizer, per_view: int) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from bluelm_jax import aspect_ratio, generate, layout
@@ -21,8 +22,6 @@ from bluelm_jax.evals import metrics
 from bluelm_jax.params import Tree
 from bluelm_jax.run_config import RunConfig
 from experiments import gin_setup
-
-PROMPT_FIELDS = ("tokens", "lengths", "image_index", "tiles")
 
 
 @gin_setup.configurable_class
@@ -77,6 +76,12 @@ def eval_run(run: RunConfig, source: SourceConfig, batch_size: int) -> RunConfig
     return dataclasses.replace(run, data=data, train=train)
 
 
+def to_prompts(arrays: Mapping[str, np.ndarray]) -> generate.Prompts:
+    """The arrays of `batching.batch_prompts` as the generator takes them."""
+    names = ("tokens", "lengths", "image_index", "tiles")
+    return generate.Prompts(**{name: jnp.asarray(arrays[name]) for name in names})
+
+
 def prompt_batches(
     run: RunConfig, limit: int
 ) -> Iterator[tuple[Sequence[Example], generate.Prompts]]:
@@ -87,7 +92,7 @@ def prompt_batches(
 
     def batch() -> tuple[Sequence[Example], generate.Prompts]:
         arrays = batching.batch_prompts(waiting, shape)
-        return list(waiting), generate.Prompts(**{f: arrays[f] for f in PROMPT_FIELDS})
+        return list(waiting), to_prompts(arrays)
 
     for i, prompt in enumerate(pipeline.prompts()):
         if limit and i >= limit:
@@ -174,7 +179,8 @@ def _reading(
     if files:
         path = str(Path(source.image_root) / files[0])
         width, height = images.read_size(path)
-        grid = tuple(aspect_ratio.choose_grid(width, height, run.data.tiling, len(files)))
+        cols, rows = aspect_ratio.choose_grid(width, height, run.data.tiling, len(files))
+        grid = (cols, rows)
         bucket = bucket_of(record, width, height)
     return Reading(
         name=prompt.name, image=path, bucket=bucket, grid=grid, views=prompt.num_views,

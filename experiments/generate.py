@@ -21,6 +21,7 @@ from bluelm_jax import generate, serialize
 from bluelm_jax.data import batching
 from bluelm_jax.data import tokenizer as tokenizers
 from bluelm_jax.data.examples import Example, ExampleMaker
+from bluelm_jax.data.plans import Planner
 from bluelm_jax.data_config import SourceConfig
 from bluelm_jax.generate import SamplingConfig
 from bluelm_jax.params import Tree
@@ -51,7 +52,7 @@ def make_prompt(run: RunConfig, prompt: str, images: list[str]) -> Example:
         "image": [str(Path(path).absolute()) for path in images],
         "conversations": [{"from": "human", "value": text}, {"from": "gpt", "value": ""}],
     }
-    maker = ExampleMaker(data, side=run.token_side)
+    maker = ExampleMaker(Planner(data, side=run.token_side))
     made = maker.make_prompt(record, SourceConfig(path="question", image_root="/"), "question")
     if not isinstance(made, Example):
         raise ValueError(str(made))
@@ -73,7 +74,7 @@ def answer(weights: Tree, run: RunConfig, example: Example, cfg: SamplingConfig,
         tokens_per_view=run.token_side**2, pad_id=tokenizer.pad_id,
     )  # fmt: skip
     arrays = batching.batch_prompts([example], shape)
-    prompts = generate.Prompts(**{k: arrays[k] for k in evaluation.PROMPT_FIELDS})
+    prompts = evaluation.to_prompts(arrays)
     out = generate.generate(
         weights, prompts, jax.random.key(seed), cfg=run.model, sampling=cfg,
         stop=evaluation.stop_token(run),

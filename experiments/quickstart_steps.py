@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import resource
 import subprocess
 import sys
 import time
@@ -19,7 +18,7 @@ from bluelm_jax import generate, serialize
 from bluelm_jax.data.rendering import reading_pages
 from bluelm_jax.data_config import SourceConfig
 from bluelm_jax.run_config import RunConfig
-from experiments import ablation, cli, evaluation
+from experiments import ablation, cli, evaluation, provenance
 from experiments.ablation import Ablation
 from experiments.quickstart_config import Pages, Quickstart
 from experiments.results import ExportResult, RunInfo
@@ -145,31 +144,28 @@ def save_prompts(job: Quickstart, plan: Ablation, run_dir: Path, path: Path) -> 
 
 def run_info(job: Quickstart, phases: Phases, workdir: Path) -> RunInfo:
     """How the results were made."""
-    peak = max(resource.getrusage(who).ru_maxrss for who in (
-        resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))  # fmt: skip
-    pages, device = job.pages, jax.devices()[0]
-    rendered = {"stage-1 pages": pages.stage1_count, "stage-2 pages": pages.stage2_count,
-                "held-out pages": pages.eval_count}  # fmt: skip
+    pages, model, stage1, stage2 = job.pages, job.model, job.stage1, job.stage2
+    rendered = {
+        "stage-1 pages": pages.stage1_count,
+        "stage-2 pages": pages.stage2_count,
+        "held-out pages": pages.eval_count,
+    }
     own = {"training file": job.train_json, "held-out file": job.eval_json}
-    model, stage1, stage2 = job.model, job.stage1, job.stage2
-    return {
-        "seeds": list(job.seeds),
-        **cli.version(),
-        "device": f"{device.platform}: {device.device_kind}, {cli.num_cores()} cores",
-        "phases": [{"name": k, "seconds": v} for k, v in phases.seconds.items()],
-        "peak_rss_mb": peak / 1024,
-        "tile_size": model.vision.tile_size,
-        "data": own if job.train_json else rendered,
-        "steps": {"stage 1": stage1.steps, "stage 2 (each scheme)": stage2.steps},
-        "config": {
+    batches = f"{job.stage1_data.batch_size}, {job.stage2_data.batch_size}"
+    return provenance.run_info(
+        seeds=job.seeds,
+        seconds=phases.seconds,
+        tile_size=model.vision.tile_size,
+        data=own if job.train_json else rendered,
+        steps={"stage 1": stage1.steps, "stage 2 (each scheme)": stage2.steps},
+        config={
             "parameters": cli.num_parameters(model),
             "vision": f"{model.vision.depth} layers of {model.vision.width}",
             "decoder": f"{model.decoder.depth} layers of {model.decoder.width}",
-            "batch (stage 1, stage 2)": f"{job.stage1_data.batch_size}, "
-            f"{job.stage2_data.batch_size}",
+            "batch (stage 1, stage 2)": batches,
             "peak learning rate": f"{stage1.optim.peak_lr}, {stage2.optim.peak_lr}",
         },
-        "design": "All schemes start from the same stage-1 weights and see the same images in the "
+        design="All schemes start from the same stage-1 weights and see the same images in the "
         "same steps, with the same fit, view order and thumbnail; only the grid differs.",
-        "commands": ["make quickstart", f"python -m experiments.quickstart --workdir={workdir}"],
-    }
+        commands=["make quickstart", f"python -m experiments.quickstart --workdir={workdir}"],
+    )

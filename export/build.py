@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from bluelm_jax import config, serialize, vlm
+from bluelm_jax import config, layout, serialize
 from bluelm_jax.params import Tree
 from export import bundle, graphs, lower, quantize
 from export.config import ExportConfig
@@ -21,7 +21,7 @@ def shapes(cfg: config.VLMConfig, ex: ExportConfig) -> bundle.Shapes:
     """The numbers of a model and an export that go into the manifest."""
     return bundle.Shapes(
         tile_size=cfg.vision.tile_size,
-        tokens_per_tile=vlm.token_side(cfg) ** 2,
+        tokens_per_tile=layout.token_side(cfg) ** 2,
         tile_batch=ex.tile_batch,
         prefill_chunk=ex.prefill_chunk,
         cache_size=ex.cache_size,

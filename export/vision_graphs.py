@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from bluelm_jax import config, layers, vision, vlm
+from bluelm_jax import config, layers, layout, vision
 from bluelm_jax.params import Tree
 from export.signatures import (
     Model,
@@ -108,7 +108,7 @@ def projector_model(p: Tree, cfg: config.VLMConfig, batch: int) -> Model:
         "fuse": linear_weights(p["downsampler"]["fuse"]),
         **{name: linear_weights(layer) for name, layer in p["projector"].items()},
     }
-    tokens = vlm.token_side(cfg) ** 2
+    tokens = layout.token_side(cfg) ** 2
     activation = layers.activation(cfg.projector.activation)
 
     def fn(w: Tree, features: Array) -> dict[str, Array]:

@@ -2,6 +2,9 @@
 
 import dataclasses
 import functools
+import json
+import os
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -95,3 +98,12 @@ def assert_trees_close(left, right, **tolerance):
 
 def assert_trees_equal(left, right):
     assert_trees_close(left, right, rtol=0, atol=0)
+
+
+def golden(name, value):
+    """The stored value of a golden test; UPDATE_GOLDEN=1 in the environment stores `value` first."""
+    path = pathlib.Path(__file__).parent / "testdata" / name
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_text(value if path.suffix != ".json" else json.dumps(value, indent=1) + "\n")
+    text = path.read_text()
+    return json.loads(text) if path.suffix == ".json" else text

@@ -3,9 +3,9 @@
 import dataclasses
 
 import pytest
-
-from bluelm_jax import config, decoder, params, run_config, schemes, vision, vlm
 from model_helpers import TINY, make_run, replace
+
+from bluelm_jax import config, decoder, layout, params, run_config, schemes, vision, vlm
 
 
 def make(cls, **fields):
@@ -136,7 +136,7 @@ def test_whole_presets_join_the_parts():
     fuse = 4 * 1152 * 1152 + 1152
     projector = 1152 * 2304 + 2304 + 2304 * 2304 + 2304
     assert params.count(vlm.specs(cfg)) == 412_987_248 + fuse + projector + 2_724_880_896
-    assert cfg.dtype == "bfloat16" and vlm.token_side(cfg) == 14
+    assert cfg.dtype == "bfloat16" and layout.token_side(cfg) == 14
     bluelm = config.bluelm_v_3b()
     assert bluelm.decoder.embed_norm and not bluelm.decoder.qkv_bias
 
@@ -178,6 +178,8 @@ def test_parts_that_agree():
 
 def test_warm_up_must_end_before_the_run():
     optim = config.OptimConfig(warmup_steps=6)
-    with pytest.raises(ValueError, match=r"TrainConfig.steps = 6: must be > optim.warmup_steps = 6"):
+    with pytest.raises(
+        ValueError, match=r"TrainConfig.steps = 6: must be > optim.warmup_steps = 6"
+    ):
         config.TrainConfig(steps=6, optim=optim)
     assert config.TrainConfig(steps=7, optim=optim).steps == 7

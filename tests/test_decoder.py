@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from model_helpers import TINY, assert_trees_close, draw
 
 from bluelm_jax import decoder, layers
-from model_helpers import TINY, assert_trees_close, draw
 
 CFG = TINY.decoder
 P = draw(decoder.specs(CFG))
@@ -232,7 +232,12 @@ OPTIONS = {
     "multi_head": {"num_kv_heads": 4},
     "qwen": {"qkv_bias": True},
     "rope": {"rope_theta": 50.0, "norm_eps": 0.1},
-    "minicpm": {"tied_head": True, "embed_scale": 12.0, "residual_scale": 0.3, "logit_divisor": 9.0},
+    "minicpm": {
+        "tied_head": True,
+        "embed_scale": 12.0,
+        "residual_scale": 0.3,
+        "logit_divisor": 9.0,
+    },
     "bluelm": {"tied_head": True, "embed_norm": True},
     "wide_heads": {"head_dim": 16},
 }
@@ -267,7 +272,9 @@ def test_embedding_scale_and_norm():
     tokens = jnp.array([[3, 0], [279, 3]])
     rows = 12.0 * np.asarray(p["embed"])[np.asarray(tokens)]
     plain_cfg = dataclasses.replace(cfg, embed_norm=False)
-    np.testing.assert_allclose(decoder.embed_tokens(p, tokens, plain_cfg, "float32"), rows, rtol=1e-6)
+    np.testing.assert_allclose(
+        decoder.embed_tokens(p, tokens, plain_cfg, "float32"), rows, rtol=1e-6
+    )
     normed = layers.layer_norm(p["embed_norm"], jnp.asarray(rows), cfg.norm_eps)
     np.testing.assert_allclose(decoder.embed_tokens(p, tokens, cfg, "float32"), normed, atol=1e-6)
 
@@ -287,7 +294,11 @@ def test_weights_that_options_declare():
 
 @pytest.mark.parametrize(
     ("fields", "std"),
-    [({}, 1.0), ({"embed_scale": 12.0}, 1 / 12), ({"tied_head": True, "embed_scale": 12.0}, 32**-0.5)],
+    [
+        ({}, 1.0),
+        ({"embed_scale": 12.0}, 1 / 12),
+        ({"tied_head": True, "embed_scale": 12.0}, 32**-0.5),
+    ],
 )
 def test_spread_of_the_embeddings(fields, std):
     specs = decoder.specs(dataclasses.replace(CFG, **fields))

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
-from bluelm_jax import config, downsample, layers, params
 from model_helpers import TINY, draw
+
+from bluelm_jax import config, downsample, layers, layout, params
 
 
 def model(side, factor=2, width=4, **projector):
@@ -46,13 +46,13 @@ def test_blocks_against_literal_loops(side, factor):
     got = downsample.downsample(p, jnp.asarray(x), cfg)
     kernel, bias = np.asarray(p["fuse"]["kernel"]), np.asarray(p["fuse"]["bias"])
     np.testing.assert_allclose(got, fuse_by_loops(x, kernel, bias, side, factor), atol=1e-5)
-    assert got.shape[1] == downsample.output_side(cfg.vision, cfg.downsampler) ** 2
+    assert got.shape[1] == layout.token_side(cfg) ** 2
 
 
 def test_siglip_729_become_196():
     vision = dataclasses.replace(config.siglip_so400m(), width=4, num_heads=1)
     cfg = dataclasses.replace(TINY, vision=vision)
-    assert downsample.output_side(vision, config.VilaConcat()) == 14
+    assert layout.token_side(cfg) == 14
     p = draw(downsample.specs(cfg))
     got = downsample.downsample(p, jnp.ones((1, 729, 4)), cfg)[0].reshape(14, 14, 4)
     kernel = np.asarray(p["fuse"]["kernel"]).reshape(2, 2, 4, 4)

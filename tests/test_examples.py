@@ -96,9 +96,7 @@ def test_layout_tags_and_newlines(tmp_path):
     assert [tokenizer.token_text(i) for i in span[wanted.index == layout.TEXT]] == list(wanted.text)
     made = one_example(tmp_path, sample, layout=schemes.UnpadNewline())
     wanted = layout.image_layout(80, 30, TILING, schemes.UnpadNewline(), SIDE)
-    np.testing.assert_array_equal(
-        made.image_index[start : start + wanted.num_tokens], wanted.index
-    )
+    np.testing.assert_array_equal(made.image_index[start : start + wanted.num_tokens], wanted.index)
     assert (wanted.index == layout.NEWLINE).any()
 
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bluelm_jax import decoder, layers, vlm
+from bluelm_jax import decoder, layers, layout, vlm
 from bluelm_jax.config import DecoderConfig, ProjectorConfig, VilaConcat, VisionConfig, VLMConfig
 from export import build, decoder_graphs, graphs, quantize
 from export.check import random_weights, tiny_model
@@ -142,7 +142,7 @@ def test_vision_graphs_equal_encode_tiles(feature, tile_size, factor, depth):
     x = run(built["vit"], "vit", patches=x)["features"]
     got = run(built["projector"], "projector", features=x)["image_tokens"]
     want = vlm.encode_tiles(p, jnp.asarray(tiles), cfg)
-    assert got.shape == want.shape == (4, vlm.token_side(cfg) ** 2, 20)
+    assert got.shape == want.shape == (4, layout.token_side(cfg) ** 2, 20)
     np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-4)
 
 

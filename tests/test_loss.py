@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from model_helpers import TINY, Q, assert_trees_close, draw, make_batch
 
 from bluelm_jax import decoder, loss
-from model_helpers import TINY, Q, assert_trees_close, draw, make_batch
 
 CFG = TINY.decoder
 P = draw(decoder.specs(CFG))
@@ -37,7 +37,9 @@ def test_against_numpy(tied):
     sums = loss.cross_entropy(P, HIDDEN, BATCH, cfg)
     total, correct, weight = reference(P, HIDDEN, BATCH, cfg)
     assert weight > 5
-    np.testing.assert_allclose([sums.loss, sums.correct, sums.weight], [total, correct, weight], 1e-5)
+    np.testing.assert_allclose(
+        [sums.loss, sums.correct, sums.weight], [total, correct, weight], 1e-5
+    )
 
 
 def test_correct_counts_the_argmax():

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
+from model_helpers import TINY, assert_trees_equal
 
 from bluelm_jax import config, decoder, params, sharding, vision, vlm
 from bluelm_jax.params import Param
-from model_helpers import TINY, assert_trees_equal
 
 KEY = jax.random.key(0)
 

@@ -260,7 +260,9 @@ def test_counters_name_what_was_left_out(tmp_path):
     counts = dict(batches.counters.counts)
     assert counts.pop("supervised") == 4
     assert {k: counts[k] for k in ("overlong", "unreadable_image", "too_many_tiles")} == {
-        "overlong": 2, "unreadable_image": 2, "too_many_tiles": 2
+        "overlong": 2,
+        "unreadable_image": 2,
+        "too_many_tiles": 2,
     }
     assert (counts["invalid_record"], counts["samples"], counts["batches"]) == (2, 2, 2)
     (name,) = batches.counters.names["too_many_tiles"]

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
-
-from bluelm_jax import config, params, sharding, train, vlm
-from bluelm_jax.params import Param
 from model_helpers import TINY, assert_trees_close, batch_arrays, make_run, replace, weights
+
+from bluelm_jax import config, params, sharding, train, train_state, vlm
+from bluelm_jax.params import Param
 
 MESH = config.MeshConfig(data=2, fsdp=2, tensor=2)
 
@@ -85,7 +85,9 @@ def test_mesh_of_some_devices():
 def test_indivisible_sizes_are_named():
     mesh = mesh_of(2, 2, 2)
     sharding.check_divisible("w", (4, 6, 5), ("batch", "heads", None), mesh)
-    with pytest.raises(ValueError, match="w: 6 along 'batch' does not split evenly over data = 2 x"):
+    with pytest.raises(
+        ValueError, match="w: 6 along 'batch' does not split evenly over data = 2 x"
+    ):
         sharding.check_divisible("w", (6,), ("batch",), mesh)
     with pytest.raises(ValueError, match="w: 5 along 'mlp' does not split evenly over tensor = 2"):
         sharding.check_divisible("w", (4, 5), ("embed", "mlp"), mesh)
@@ -119,11 +121,11 @@ ARRAYS = batch_arrays(rows=8, groups=4, tiles=2, seed=3)
 def one_step(run, mesh):
     with jax.set_mesh(mesh):
         state = jax.device_put(
-            train.init_state(run, weights(run.model)), train.state_shardings(run, mesh)
+            train_state.init_state(run, weights(run.model)), train_state.state_shardings(run, mesh)
         )
         step = jax.jit(
             functools.partial(train.train_step, run=run),
-            out_shardings=(train.state_shardings(run, mesh), None),
+            out_shardings=(train_state.state_shardings(run, mesh), None),
         )
         return step(state, train.device_batch(ARRAYS, mesh))
 

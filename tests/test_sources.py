@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from bluelm_jax.data.sources import FileRecords, MemoryRecords
 
 TRICKY = [
-    {"id": 0, "value": "brackets ]}[{ and \"quotes\" and \\ backslash \\\" \\\\"},
+    {"id": 0, "value": 'brackets ]}[{ and "quotes" and \\ backslash \\" \\\\'},
     {"id": 1, "nested": {"a": [1, {"b": []}], "c": {}}, "text": "图\n\u2028é😀"},
     {"id": 2},
     {"id": 3, "empty": "", "list": [[], [[]]], "esc": "\u0041\\"},

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from bluelm_jax.data import tokenizer
-from bluelm_jax.data.tokenizer import ByteTokenizer, SentencePieceTokenizer, TokenizerJson
+from bluelm_jax.data.sentencepiece_tokenizer import SentencePieceTokenizer
+from bluelm_jax.data.tokenizer import ByteTokenizer, TokenizerJson
 from bluelm_jax.data_config import ByteTokens, SentencePieceFile, TokenizerFile
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.,:;?!<>/|_[]()"
@@ -91,9 +92,7 @@ def test_byte_ids_are_fixed():
 
 def test_byte_template_text_and_content():
     made = ByteTokenizer(["<a>", "<a>b"])
-    assert made.encode_template("x<a>b</s>é") == [
-        *made.encode("x"), 261, 2, *made.encode("é")
-    ]
+    assert made.encode_template("x<a>b</s>é") == [*made.encode("x"), 261, 2, *made.encode("é")]
     assert made.decode(made.encode("x<a></s>")) == "x<a></s>"
     assert 2 not in made.encode("</s>")
 
@@ -101,7 +100,10 @@ def test_byte_template_text_and_content():
 def test_byte_token_text():
     made = ByteTokenizer()
     assert [made.token_text(i) for i in (2, 69, 4 + 0xC3, 999)] == [
-        "</s>", "A", "<0xC3>", "<unused 999>"
+        "</s>",
+        "A",
+        "<0xC3>",
+        "<unused 999>",
     ]
 
 

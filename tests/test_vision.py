@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from model_helpers import TINY, draw
 
 from bluelm_jax import vision
-from model_helpers import TINY, draw
 
 CFG = TINY.vision
 WEIGHTS = draw(vision.specs(CFG))
@@ -35,7 +35,9 @@ def test_shapes(features):
 
 def test_pixels_become_minus_one_to_one():
     ends = jnp.array([0, 255, 51], jnp.uint8).reshape(1, 1, 1, 3)
-    np.testing.assert_allclose(vision.normalize(ends, jnp.float32)[0, 0, 0], [-1, 1, -0.6], atol=1e-6)
+    np.testing.assert_allclose(
+        vision.normalize(ends, jnp.float32)[0, 0, 0], [-1, 1, -0.6], atol=1e-6
+    )
 
 
 def test_tiles_are_independent_by_gradient():
@@ -142,7 +144,11 @@ def test_scan_options_change_neither_values_nor_gradients(option):
 def test_remat_is_there():
     cfg = dataclasses.replace(CFG, remat=True)
     texts = [
-        str(jax.make_jaxpr(lambda x, c=c: vision.encode_patches(WEIGHTS, x, c))(jnp.ones((1, 25, 24))))
+        str(
+            jax.make_jaxpr(lambda x, c=c: vision.encode_patches(WEIGHTS, x, c))(
+                jnp.ones((1, 25, 24))
+            )
+        )
         for c in (CFG, cfg)
     ]
     assert ["checkpoint" in text or "remat" in text for text in texts] == [False, True]

@@ -6,17 +6,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
-from bluelm_jax import config, decoder, vlm
-from bluelm_jax.batch import NEWLINE, TEXT
 from model_helpers import TINY, Q, batch_arrays, make_batch, weights
+
+from bluelm_jax import config, decoder, layout, vlm
+from bluelm_jax.batch import NEWLINE, TEXT
 
 CFG = dataclasses.replace(TINY, newline=True)
 P = weights(CFG)
 
 
 def text(tokens, cfg=CFG):
-    return np.asarray(decoder.embed_tokens(P["decoder"], jnp.asarray(tokens), cfg.decoder, "float32"))
+    return np.asarray(
+        decoder.embed_tokens(P["decoder"], jnp.asarray(tokens), cfg.decoder, "float32")
+    )
 
 
 def splice(tokens, index, images, cfg=CFG):
@@ -109,7 +111,9 @@ def test_gradient_reaches_referenced_tiles_only():
 def test_ids_under_image_tokens_do_not_matter(shared):
     batch, expected = shared
     tokens = jnp.where(batch.image_index >= 0, 3, batch.tokens)
-    np.testing.assert_allclose(vlm.logits(P, batch.replace(tokens=tokens), CFG), expected, atol=1e-6)
+    np.testing.assert_allclose(
+        vlm.logits(P, batch.replace(tokens=tokens), CFG), expected, atol=1e-6
+    )
 
 
 def test_encode_groups_keeps_group_and_tile_order():
@@ -132,5 +136,5 @@ def test_bfloat16_stays_near_float32_and_gives_float32_logits(shared):
 
 
 def test_token_side():
-    assert vlm.token_side(TINY) == 3
-    assert vlm.token_side(config.bluelm_v_3b()) == 14
+    assert layout.token_side(TINY) == 3
+    assert layout.token_side(config.bluelm_v_3b()) == 14

@@ -109,9 +109,7 @@ class Packer:
         return not self._open
 
 
-def assemble(
-    placed: Sequence[tuple[int, Example]], shape: BatchShape
-) -> dict[str, np.ndarray]:
+def assemble(placed: Sequence[tuple[int, Example]], shape: BatchShape) -> dict[str, np.ndarray]:
     """Writes placed examples into the arrays of a batch.
 
     Args:

@@ -283,8 +283,10 @@ def _pieces(pattern: str, content: list[Segment]) -> list[Segment]:
     for part in re.split(r"(\{text\}|\{bos\}|\{eos\})", pattern):
         if part == "{text}":
             segments += content
-        elif part in ("{bos}", "{eos}"):
-            segments.append(Segment(part[1:-1]))
+        elif part == "{bos}":
+            segments.append(Segment("bos"))
+        elif part == "{eos}":
+            segments.append(Segment("eos"))
         else:
             segments.append(Segment("template", part))
     return segments

@@ -7,7 +7,7 @@ leaves out comes back as `Skipped`, with the reason to count and the sample's na
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -87,9 +87,7 @@ class ExampleMaker:
         self.planner = planner
         self.config = planner.config
 
-    def plan_by_policy(
-        self, record: Mapping[str, Any], source: SourceConfig, where: str
-    ) -> Plan:
+    def plan_by_policy(self, record: Mapping[str, Any], source: SourceConfig, where: str) -> Plan:
         """`plan`, without images if one is unreadable and the policy says so."""
         try:
             return self.planner.plan(record, source, where)
@@ -196,6 +194,4 @@ class ExampleMaker:
 
 def _too_long(plan: Plan, limit: int) -> str:
     image_tokens = sum(span.stop - span.start for span in plan.images)
-    return (
-        f"{plan.name}: {plan.length} positions ({image_tokens} of images), seq_len = {limit}"
-    )
+    return f"{plan.name}: {plan.length} positions ({image_tokens} of images), seq_len = {limit}"

@@ -188,21 +188,27 @@ class BatchIterator(grain.DatasetIterator):
             )
         self._close_reader()
         self._place = int(state["place"])
-        made = [(int(p), from_tree(self._examples[int(p)])) for p in state["waiting"]]
+        made = [(int(p), self._example(int(p))) for p in state["waiting"]]
         self._waiting = [_Waiting(p, each) for p, each in made if isinstance(each, Example)]
         self.counters.restore(state["counters"])
         self._state, self._interrupted = self._current_state(), False
+
+    def _example(self, place: int) -> Example | Skipped:
+        tree: Any = self._examples[place]
+        return from_tree(tree)
 
     def start_prefetch(self) -> None:
         """Starts reading ahead, so that the first batch waits less."""
         if self._reader is None:
             self._reader = self._open()
-        if hasattr(self._reader, "start_prefetch"):
-            self._reader.start_prefetch()
+        start = getattr(self._reader, "start_prefetch", None)
+        if start is not None:
+            start()
 
     def _close_reader(self) -> None:
-        if hasattr(self._reader, "close"):
-            self._reader.close()
+        close = getattr(self._reader, "close", None)
+        if close is not None:
+            close()
         self._reader = None
 
     def close(self) -> None:

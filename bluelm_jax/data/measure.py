@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import grain
 import numpy as np
@@ -67,19 +68,19 @@ def _sizes(
     for place in range(len(order)):
         if len(sizes) == count:
             break
-        source, index = key = order[place]
+        key: Any = order[place]
+        source, index = key
         if key not in known:
             known[key] = _size(maker, records[source], source, index)
-        if known[key] is not None:
-            sizes.append(known[key])
+        size = known[key]
+        if size is not None:
+            sizes.append(size)
         elif len(known) == total and not any(known.values()):
             break  # Every sample is left out: an endless stream would never end.
     return sizes
 
 
-def _size(
-    maker: ExampleMaker, records: Records, source: int, index: int
-) -> tuple[int, int] | None:
+def _size(maker: ExampleMaker, records: Records, source: int, index: int) -> tuple[int, int] | None:
     """(positions, tiles) of a sample; None if a policy skips it."""
     config = maker.config
     try:

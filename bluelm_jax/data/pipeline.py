@@ -93,9 +93,7 @@ class Pipeline:
     def order_id(self) -> str:
         """Changes whenever `order` does; a state is only valid for the order it was taken from."""
         config = self.config
-        sources = [
-            (len(r), s.weight) for r, s in zip(self.records, config.sources, strict=True)
-        ]
+        sources = [(len(r), s.weight) for r, s in zip(self.records, config.sources, strict=True)]
         shard = (self._shard.start, self._shard.step)
         what = (sources, config.shuffle, config.seed, config.epochs, shard)
         return hashlib.sha256(repr(what).encode()).hexdigest()[:16]

@@ -234,7 +234,7 @@ class Planner:
         index[index >= 0] += first_view * self.side**2
         ids = np.full(len(index), self.tokenizer.pad_id, np.int32)
         tags = [conversation.single_id(self.tokenizer, tag) for tag in layout.text]
-        ids[index == layouts.TEXT] = tags
+        ids[index == layouts.TEXT] = np.array(tags, np.int32)
         return ids, index
 
 

@@ -58,7 +58,6 @@ class Prepare:
                 self._cache[key] = packed
         return packed
 
-
     def _make(self, source: int, index: int) -> Example | Skipped:
         records = self._records[source]
         try:

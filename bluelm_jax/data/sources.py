@@ -33,12 +33,15 @@ class Records(Protocol):
 
     def __len__(self) -> int:
         """Number of records."""
+        ...
 
     def __getitem__(self, index: int) -> Mapping[str, Any]:
         """Record `index`, 0 <= index < len."""
+        ...
 
     def where(self, index: int) -> str:
         """File and place of record `index`."""
+        ...
 
 
 class MemoryRecords:

@@ -14,6 +14,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from bluelm_jax import data_config
+from bluelm_jax.data.sentencepiece_tokenizer import SentencePieceTokenizer
 
 _SPACES = ("\u2581", "\u0120")  # How SentencePiece and byte-level vocabularies write a space.
 BYTE_SPECIALS = ("<pad>", "<s>", "</s>", "<image>")
@@ -30,25 +31,34 @@ class Tokenizer(Protocol):
       vocab_size: ids run below this.
     """
 
-    pad_id: int
-    bos_id: int | None
-    eos_id: int | None
-    vocab_size: int
+    @property
+    def pad_id(self) -> int: ...  # noqa: D102
+    @property
+    def bos_id(self) -> int | None: ...  # noqa: D102
+    @property
+    def eos_id(self) -> int | None: ...  # noqa: D102
+    @property
+    def vocab_size(self) -> int: ...  # noqa: D102
 
     def encode(self, text: str) -> list[int]:
         """Ids of content text; special tokens written in it stay plain text."""
+        ...
 
     def encode_template(self, text: str) -> list[int]:
         """Ids of template text; special tokens written in it become their ids."""
+        ...
 
     def token_id(self, token: str) -> int | None:
         """Id of `token` if the vocabulary holds it as a single token, else None."""
+        ...
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """Text of `ids`, special tokens left out."""
+        ...
 
     def token_text(self, token: int | np.integer) -> str:
         """How one id reads, special tokens included; for display."""
+        ...
 
 
 class ByteTokenizer:
@@ -176,7 +186,7 @@ class TokenizerJson:
         """Texts to encode a piece behind, with their ids; none if no space has to be kept away."""
         ids = self._raw(self._content, "a")
         first = self._content.id_to_token(ids[0]) if ids else ""
-        if not first.startswith(_SPACES):
+        if not (first or "").startswith(_SPACES):
             return {}
         return {guard: self._raw(self._content, guard) for guard in ("\n", ":")}
 
@@ -217,75 +227,6 @@ class TokenizerJson:
 
 def _rebuild_tokenizer_json(path, bos, eos, pad):
     return TokenizerJson(path, bos=bos, eos=eos, pad=pad)
-
-
-class SentencePieceTokenizer:
-    """A SentencePiece `.model` file; needs the optional `sentencepiece` package.
-
-    Control symbols (`<s>`, `</s>`) written in template text become their ids. SentencePiece puts a
-    space before what it encodes; pieces of a turn are encoded after a newline that is taken off.
-    """
-
-    def __init__(self, path: str | pathlib.Path):
-        self._path = str(path)
-        self._load()
-
-    def __reduce__(self):
-        return SentencePieceTokenizer, (self._path,)
-
-    def _load(self):
-        try:
-            import sentencepiece
-        except ImportError as error:
-            raise ImportError(
-                f"{self._path}: reading a SentencePiece model needs the package `sentencepiece`"
-            ) from error
-        if not pathlib.Path(self._path).is_file():
-            raise ValueError(f"{self._path}: no such tokenizer file")
-        self._model = sentencepiece.SentencePieceProcessor(model_file=self._path)
-        self.vocab_size = self._model.vocab_size()
-        self.bos_id = _valid(self._model.bos_id())
-        self.eos_id = _valid(self._model.eos_id())
-        pad_id = _valid(self._model.pad_id())
-        self.pad_id = pad_id if pad_id is not None else (self.eos_id or 0)
-        self._guard = self._model.encode("\n")
-        ids = range(self.vocab_size)
-        self._control = {self._model.id_to_piece(i): i for i in ids if self._model.is_control(i)}
-
-    def encode(self, text: str) -> list[int]:
-        """Ids of content text; control symbols written in it stay plain text."""
-        if not text:
-            return []
-        ids = self._model.encode("\n" + text)
-        if ids[: len(self._guard)] == self._guard:
-            return ids[len(self._guard) :]
-        return self._model.encode(text)
-
-    def encode_template(self, text: str) -> list[int]:
-        """Ids of template text; control symbols written in it become their ids."""
-        found = [(text.find(name), name) for name in self._control if name in text]
-        if not found:
-            return self.encode(text)
-        at, name = min(found)
-        rest = self.encode_template(text[at + len(name) :])
-        return [*self.encode(text[:at]), self._control[name], *rest]
-
-    def token_id(self, token: str) -> int | None:
-        """Id of `token` if it is one piece of the model."""
-        found = self._model.piece_to_id(token)
-        return found if self._model.id_to_piece(found) == token else None
-
-    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """Text of `ids`, control symbols left out."""
-        return self._model.decode([int(i) for i in ids])
-
-    def token_text(self, token: int | np.integer) -> str:
-        """The model's own spelling of one id."""
-        return self._model.id_to_piece(int(token))
-
-
-def _valid(token: int) -> int | None:
-    return token if token >= 0 else None
 
 
 def load(choice: data_config.TokenizerChoice) -> Tokenizer:
