@@ -8,6 +8,7 @@ another mesh; weights alone can be taken as the start of the next stage.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -124,8 +125,20 @@ def restore_params(directory: str | Path, abstract: Tree, step: int | None = Non
         restore_args=ocp.checkpoint_utils.construct_restore_args(target),
         partial_restore=True,
     )
-    with _reading(item.parent), ocp.PyTreeCheckpointer() as reader:
+    with _reading(item.parent), _quiet(), ocp.PyTreeCheckpointer() as reader:
         return reader.restore(item, args=args)["params"]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without Orbax's warning that a part read by itself lacks what its manager keeps elsewhere."""
+    log = logging.getLogger("absl")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 @contextlib.contextmanager
@@ -152,7 +165,8 @@ def _stored_shapes(item: Path) -> Shapes:
     # Asked first, because Orbax reports a missing item through the log and as None.
     if not (item / "_METADATA").is_file():
         raise CheckpointError(f"{item.parent}: no checkpoint, or a damaged one")
-    return _shapes(ocp.PyTreeCheckpointHandler().metadata(epath.Path(item)).tree)
+    with _reading(item.parent):
+        return _shapes(ocp.PyTreeCheckpointHandler().metadata(epath.Path(item)).tree)
 
 
 def _check_same(path: Path, have: Shapes, want: Shapes) -> None:

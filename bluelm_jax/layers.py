@@ -127,7 +127,7 @@ def attention(
     # Heads first and groups folded into rows: both products are plain batched matmuls.
     q = rearrange(q, "b t (k g) h -> b k (g t) h", k=kv) * h**-0.5
     k, v = (rearrange(x, "b c k h -> b k c h") for x in (k, v))
-    scores = jnp.einsum("bkth,bkch->bktc", q, k).astype(jnp.float32)
+    scores = jnp.einsum("bkth,bkch->bktc", q, k, preferred_element_type=jnp.float32)
     if mask is not None:
         grouped = rearrange(scores, "b k (g t) c -> b k g t c", t=t)
         grouped = jnp.where(mask[:, None, None], grouped, MASKED)

@@ -33,6 +33,7 @@ DRY_RUN = flags.DEFINE_bool(
 
 USER_ERRORS = (
     ValueError,
+    FloatingPointError,
     FileNotFoundError,
     PermissionError,
     NotADirectoryError,
@@ -62,7 +63,15 @@ def run(main: Callable[[list[str]], None]) -> None:
             sys.exit(130)
 
     logging.set_verbosity(logging.WARNING)
-    app.run(guarded)
+    app.run(guarded, flags_parser=_parse_flags)
+
+
+def _parse_flags(argv: list[str]) -> list[str]:
+    try:
+        return flags.FLAGS(argv)
+    except flags.Error as e:
+        fail(f"{e} (--help lists the flags)")
+        raise  # Not reached: `fail` exits.
 
 
 def fail(message: str) -> None:

@@ -49,7 +49,7 @@ def make_prompt(run: RunConfig, prompt: str, images: list[str]) -> Example:
     text = "<image>\n" * (len(images) - prompt.count("<image>")) + prompt
     record = {
         "id": "question",
-        "image": [str(Path(path).absolute()) for path in images],
+        "image": [str(Path(path).absolute().relative_to("/")) for path in images],
         "conversations": [{"from": "human", "value": text}, {"from": "gpt", "value": ""}],
     }
     maker = ExampleMaker(Planner(data, side=run.token_side))

@@ -12,6 +12,8 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
+import re
+import tokenize
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,6 +30,10 @@ PRESETS = (
     config.bluelm_v_minicpm_2b,
     config.bluelm_v_3b,
 )
+
+
+# Gin would also look inside Python packages, and breaks on folders that are none, like gin_configs.
+del gin_internals._FILE_READERS[1:]
 
 
 class ConfigError(ValueError):
@@ -110,7 +116,7 @@ def build(
         )
         result = _BUILDERS[root]()
     except Exception as e:  # gin raises whatever the configured code raises, with its own notes
-        raise ConfigError(_explain(e)) from e
+        raise ConfigError(_explain(e, bindings)) from e
     unused = unused_bindings()
     if unused:
         raise ConfigError(
@@ -120,8 +126,13 @@ def build(
     return result
 
 
-def _explain(e: Exception) -> str:
-    text = str(e).strip()
+def _explain(e: Exception, bindings: Sequence[str]) -> str:
+    if isinstance(e, SyntaxError | tokenize.TokenError):
+        where = (
+            f"{e.filename}, line {e.lineno}" if getattr(e, "filename", None) else "--gin_bindings"
+        )
+        return f"{where}: {e.args[0]} ({'; '.join(bindings)})"
+    text = re.sub(r" \(<function \w+ at 0x\w+>\)", "", str(e).strip())
     if "No configurable matching" in text or "No configurable or" in text:
         known = sorted(serialize.CLASSES) + [f.__name__ for f in PRESETS]
         wrong = text.split("'")[1].split("/")[-1] if "'" in text else ""

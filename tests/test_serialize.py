@@ -109,16 +109,16 @@ def test_only_config_classes_are_built():
 def test_unknown_and_missing_fields():
     tree = plain(config.MeshConfig())
     tree["fdsp"] = 2
-    with pytest.raises(ValueError, match="class MeshConfig does not fit this version.*'fdsp'"):
+    with pytest.raises(ValueError, match=r"class MeshConfig does not fit this version.*'fdsp'"):
         serialize.from_plain(tree)
-    with pytest.raises(ValueError, match="class TrainConfig does not fit this version.*'steps'"):
+    with pytest.raises(ValueError, match=r"class TrainConfig does not fit this version.*'steps'"):
         serialize.from_plain({"class": "TrainConfig"})
 
 
 def test_bad_values_keep_their_message():
     tree = plain(config.MeshConfig())
     tree["fsdp"] = 0
-    with pytest.raises(ValueError, match="MeshConfig.fsdp = 0: must be > 0"):
+    with pytest.raises(ValueError, match=r"MeshConfig.fsdp = 0: must be > 0"):
         serialize.from_plain(tree)
 
 

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from bluelm_jax.batch import Batch
 from data_helpers import write_dataset
 from model_helpers import (
     TINY,
@@ -35,6 +34,7 @@ from bluelm_jax import (
     train_state,
     vlm,
 )
+from bluelm_jax.batch import Batch
 
 # One block each: a third of the tiny model's compile time.
 SMALL = dataclasses.replace(
@@ -395,7 +395,7 @@ def test_init_from_another_model_names_the_difference(run, uninterrupted):
 
 
 def test_data_that_end_too_early(run, tmp_path):
-    with pytest.raises(ValueError, match="the data ended after 2 of 6 steps; set data.epochs"):
+    with pytest.raises(ValueError, match=r"the data ended after 2 of 6 steps; set data.epochs"):
         train.train(replace(run, "data", epochs=1), tmp_path)
 
 
