@@ -9,8 +9,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 RUN := $(BIN)/python
 PIP_INSTALL := $(RUN) -m pip install -qq --disable-pip-version-check
-SOURCES := bluelm_jax experiments export tests
-TYPED := bluelm_jax experiments export
+SOURCES := bluelm_jax experiments export gin_configs tests
+TYPED := bluelm_jax experiments export gin_configs
 RUNTIME_FILES := -r requirements.txt -r requirements-export.txt
 
 # XLA on the CPU takes its scratch memory from malloc anew at every step. Keeping what was freed, instead

@@ -18,8 +18,10 @@ from absl import flags
 from experiments import ablation, cli, gin_setup, provenance, report, summarise
 from experiments.ablation import Ablation
 from experiments.results import RunInfo
+from gin_configs import command
 
 WORKDIR = flags.DEFINE_string("workdir", None, "Directory of all runs.", required=True)
+flags.adopt_module_key_flags(command)
 
 
 def describe_arms(plan: Ablation) -> str:
@@ -46,10 +48,10 @@ def run_info(plan: Ablation, workdir: Path, seconds: float) -> RunInfo:
     )
 
 
-def main(_: list[str]) -> None:
+def main() -> None:
     """Builds the ablation from gin and runs it."""
-    plan = cli.build(Ablation)
-    if cli.DRY_RUN.value:
+    plan = command.build(Ablation)
+    if command.DRY_RUN.value:
         print(gin_setup.describe(plan.base))
         print(cli.model_summary(plan.base.model))
         print(describe_arms(plan))
@@ -68,4 +70,4 @@ def main(_: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    command.run(main)

@@ -17,13 +17,14 @@ from bluelm_jax import train as train_lib
 from bluelm_jax.data.pipeline import Pipeline
 from bluelm_jax.data_config import SourceConfig
 from bluelm_jax.run_config import RunConfig
-from experiments import cli, evaluation, gin_setup, summarise
+from experiments import cli, evaluation, summarise
 from experiments.evaluation import EvalConfig, Reading
+from gin_configs import binding
 
 Bar = Callable[..., AbstractContextManager]
 
 
-@gin_setup.configurable_class
+@binding.register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Variant:
     """One arm of an ablation: its name in tables and paths, its label, its tiling."""
@@ -37,7 +38,7 @@ class Variant:
         config.check(self, "name", ok, "letters, digits, '_' and '.'")
 
 
-@gin_setup.configurable_class
+@binding.register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ablation:
     """A base run, its variants and seeds, and the held-out samples that decide.

@@ -1,13 +1,11 @@
-"""What the absl entry points share: flags, error reporting, progress bars."""
+"""What the experiments share: progress bars, model summaries, finding a run's weights."""
 
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from absl import app, flags, logging
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -19,72 +17,6 @@ from rich.progress import (
 )
 
 from bluelm_jax import checkpoints, config, layout, params, vlm
-from experiments import gin_setup
-
-GIN_FILE = flags.DEFINE_multi_string("gin_file", [], "Gin config file; may be repeated.")
-GIN_BINDINGS = flags.DEFINE_multi_string(
-    "gin_bindings",
-    [],
-    "Gin binding 'Name.field = value', applied after the files; may be repeated.",
-)
-DRY_RUN = flags.DEFINE_bool(
-    "dry_run", False, "Print the resolved config, parameters and batch shapes, and stop."
-)
-
-USER_ERRORS = (
-    ValueError,
-    FloatingPointError,
-    FileNotFoundError,
-    PermissionError,
-    NotADirectoryError,
-    IsADirectoryError,
-)
-
-
-def run(main: Callable[[list[str]], None]) -> None:
-    """Runs an absl main; a user's mistake ends in one message and exit status 2, not a traceback.
-
-    `--v=1` shows the traceback as well.
-    """
-
-    def guarded(argv: list[str]) -> None:
-        if len(argv) > 1:
-            fail(f"unexpected arguments {argv[1:]}; options start with --")
-        try:
-            main(argv)
-        except USER_ERRORS as e:
-            if logging.get_verbosity() > 0:
-                raise
-            fail(str(e))
-        except OSError as e:  # no space left, too many files, ...
-            fail(f"{e.strerror}: {e.filename}" if e.filename else str(e))
-        except KeyboardInterrupt:
-            print("interrupted; the same command continues where this stopped", file=sys.stderr)
-            sys.exit(130)
-
-    logging.set_verbosity(logging.WARNING)
-    app.run(guarded, flags_parser=_parse_flags)
-
-
-def _parse_flags(argv: list[str]) -> list[str]:
-    try:
-        return flags.FLAGS(argv)
-    except flags.Error as e:
-        fail(f"{e} (--help lists the flags)")
-        raise  # Not reached: `fail` exits.
-
-
-def fail(message: str) -> None:
-    """Prints `error: message` and exits with status 2."""
-    print(f"error: {message}", file=sys.stderr)
-    sys.exit(2)
-
-
-def build(root: type[gin_setup.T], default_file: str | None = None) -> gin_setup.T:
-    """The `root` that --gin_file (or else `default_file`) and --gin_bindings describe."""
-    repository = str(Path(__file__).resolve().parents[1])
-    files = GIN_FILE.value or ([default_file] if default_file else [])
-    return gin_setup.build(root, files, GIN_BINDINGS.value, search=(repository,))
 
 
 @contextlib.contextmanager

@@ -18,6 +18,8 @@ from bluelm_jax import layout, run_config, serialize
 from bluelm_jax.data.pipeline import Pipeline
 from bluelm_jax.data.tokenizer import Tokenizer
 from bluelm_jax.data_config import DataConfig
+from experiments import gin_setup as gin_setup
+from gin_configs import command
 
 Kind = Literal["text", "target", "image", "newline", "padding"]
 Batch = Mapping[str, np.ndarray]
@@ -172,12 +174,10 @@ def show(
 
 
 def configured_run(directory: str | None) -> run_config.RunConfig:
-    """The run of --run=DIRECTORY, or else of --gin_file and --gin_bindings (`run.data`, ...)."""
-    from experiments import cli  # Flags, which only the entry points want.
-
+    """The run of --run=DIRECTORY, or else of --gin_file and --gin_bindings (`RunConfig.data`, ...)."""
     if directory is not None:
         return serialize.load_run_config(directory)
-    return cli.build(run_config.RunConfig)
+    return command.build(run_config.RunConfig)
 
 
 def _row_html(batch: Batch, row: int, tokenizer: Tokenizer, per_view: int) -> str:

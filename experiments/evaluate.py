@@ -18,19 +18,22 @@ from absl import flags
 from bluelm_jax import serialize
 from bluelm_jax.data_config import SourceConfig
 from experiments import cli, evaluation, gin_setup
+from gin_configs import command
 
 RUN = flags.DEFINE_string("run", None, "Directory of the trained run.", required=True)
+flags.DEFINE_alias("workdir", "run")
 DATA_JSON = flags.DEFINE_string("data_json", None, "LLaVA JSON of held-out samples.", required=True)
 IMAGE_ROOT = flags.DEFINE_string("image_root", "", "Folder that image paths start from.")
 OUT = flags.DEFINE_string("out", None, "JSON file for the readings (default: only print).")
+flags.adopt_module_key_flags(command)
 
 
-def main(_: list[str]) -> None:
+def main() -> None:
     """Evaluates a run's newest checkpoint."""
-    cfg = cli.build(evaluation.EvalConfig)
+    cfg = command.build(evaluation.EvalConfig)
     run = serialize.load_run_config(RUN.value)
     source = SourceConfig(path=DATA_JSON.value, image_root=IMAGE_ROOT.value)
-    if cli.DRY_RUN.value:
+    if command.DRY_RUN.value:
         print(gin_setup.describe(cfg))
         print(cli.model_summary(run.model))
         return
@@ -49,4 +52,4 @@ def main(_: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    command.run(main)

@@ -21,10 +21,10 @@ from bluelm_jax.data_config import SourceConfig
 from bluelm_jax.evals import metrics
 from bluelm_jax.params import Tree
 from bluelm_jax.run_config import RunConfig
-from experiments import gin_setup
+from gin_configs import binding
 
 
-@gin_setup.configurable_class
+@binding.register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvalConfig:
     """How held-out samples are read.
@@ -40,7 +40,7 @@ class EvalConfig:
     sampling: generate.SamplingConfig = generate.SamplingConfig(max_new_tokens=32)
 
 
-gin_setup.configurable_class(generate.SamplingConfig)
+binding.register(generate.SamplingConfig)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

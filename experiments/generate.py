@@ -18,7 +18,7 @@ import numpy as np
 from absl import flags
 
 from bluelm_jax import generate, serialize
-from bluelm_jax.data import batching
+from bluelm_jax.data import batching, conversation
 from bluelm_jax.data import tokenizer as tokenizers
 from bluelm_jax.data.examples import Example, ExampleMaker
 from bluelm_jax.data.plans import Planner
@@ -27,11 +27,14 @@ from bluelm_jax.generate import SamplingConfig
 from bluelm_jax.params import Tree
 from bluelm_jax.run_config import RunConfig
 from experiments import cli, evaluation, gin_setup
+from gin_configs import command
 
 RUN = flags.DEFINE_string("run", None, "Directory of the trained run.", required=True)
+flags.DEFINE_alias("workdir", "run")
 IMAGE = flags.DEFINE_multi_string("image", [], "Image file; may be repeated.")
 PROMPT = flags.DEFINE_string("prompt", None, "The question; without it, a dialogue.")
 SEED = flags.DEFINE_integer("seed", 0, "Seed of sampling, where temperature > 0.")
+flags.adopt_module_key_flags(command)
 # Prompts are padded to a multiple of this, so that questions of similar length share a compilation.
 BUCKET = 64
 
@@ -46,7 +49,7 @@ def make_prompt(run: RunConfig, prompt: str, images: list[str]) -> Example:
         run.data, seq_len=run.model.decoder.max_length, tiles_per_group=2**20,
         on_unreadable_image="raise", on_invalid_record="raise", on_overlong="raise",
     )  # fmt: skip
-    text = "<image>\n" * (len(images) - prompt.count("<image>")) + prompt
+    text = conversation.mark_images(prompt, len(images))
     record = {
         "id": "question",
         "image": [str(Path(path).absolute().relative_to("/")) for path in images],
@@ -94,16 +97,16 @@ def dialogue(weights: Tree, run: RunConfig, cfg: SamplingConfig) -> None:
             continue
         try:
             print(answer(weights, run, make_prompt(run, line, images), cfg, SEED.value), flush=True)
-        except cli.USER_ERRORS as e:
+        except command.USER_ERRORS as e:
             print(f"error: {e}", file=sys.stderr)
         images = []
 
 
-def main(_: list[str]) -> None:
+def main() -> None:
     """One answer, or a dialogue."""
-    cfg = cli.build(SamplingConfig)
+    cfg = command.build(SamplingConfig)
     run = serialize.load_run_config(RUN.value)
-    if cli.DRY_RUN.value:
+    if command.DRY_RUN.value:
         print(gin_setup.describe(cfg))
         print(cli.model_summary(run.model))
         return
@@ -115,4 +118,4 @@ def main(_: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    command.run(main)

@@ -1,27 +1,12 @@
-"""Gin at the edge: config files and bindings in, plain frozen dataclasses out.
-
-Every config class of `bluelm_jax` is a configurable under its own name, built by a plain function
-so that the result is the class itself. Gin is finished before anything is traced or a worker starts.
-
-Gin alone says nothing about a binding that nobody reads (a misspelt scope or macro). `build` compares
-what was bound with what was used and refuses the difference.
-"""
+"""Registers the library's config classes and presets with gin, for every experiment."""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import inspect
-import re
-import tokenize
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, TypeVar
-
-import gin
-from gin import config as gin_internals
+from typing import Any
 
 from bluelm_jax import config, serialize
+from gin_configs import binding
 
 PRESETS = (
     config.siglip_so400m,
@@ -30,145 +15,10 @@ PRESETS = (
     config.bluelm_v_minicpm_2b,
     config.bluelm_v_3b,
 )
-
-
-# Gin would also look inside Python packages, and breaks on folders that are none, like gin_configs.
-del gin_internals._FILE_READERS[1:]
-
-
-class ConfigError(ValueError):
-    """A gin file or binding that is wrong; the message says which and what would be right."""
-
-
-T = TypeVar("T")
-_BUILDERS: dict[type, Callable[[], Any]] = {}
-
-
-def configurable_class(cls: type[T]) -> type[T]:
-    """Registers a dataclass with gin under its own name. Usable as a decorator."""
-
-    def build(**fields):
-        _check_types(cls, fields)
-        return cls(**fields)
-
-    build.__name__ = build.__qualname__ = cls.__name__
-    build.__doc__ = cls.__doc__
-    build.__signature__ = inspect.signature(cls)  # type: ignore[attr-defined]
-    _BUILDERS[cls] = gin.external_configurable(build, name=cls.__name__, module="bluelm_jax")
-    return cls
-
-
-_TYPES = {"int": int, "float": (int, float), "bool": bool, "str": str}
-
-
-def _check_types(cls: type, values: dict[str, Any]) -> None:
-    """Raises ValueError for 1e3 where an integer is meant, '3' where a number is, and the like."""
-    for field in dataclasses.fields(cls):
-        kind = str(field.type).removesuffix(" | None")
-        value = values.get(field.name)
-        if value is None or kind not in _TYPES:
-            continue
-        if not isinstance(value, _TYPES[kind]) or (kind != "bool" and isinstance(value, bool)):
-            raise ValueError(
-                f"{cls.__name__}.{field.name} = {value!r}: must be of type {field.type}"
-            )
-
-
-def _register() -> None:
-    for cls in serialize.CLASSES.values():
-        configurable_class(cls)
-    for preset in PRESETS:
-        gin.external_configurable(preset, module="bluelm_jax.config")
-
-
-_register()
-
-
-def build(
-    root: type[T],
-    files: Sequence[str],
-    bindings: Sequence[str],
-    search: Sequence[str] = (),
-) -> T:
-    """Parses files and bindings and builds the one object that they describe.
-
-    Args:
-      root: a registered class; bindings 'Root.field = ...' give its fields, and theirs.
-      files: gin files, later ones win; relative to the working directory or to `search`.
-      bindings: 'Name.field = value' strings, applied last.
-
-    Returns:
-      An instance of `root`.
-
-    Raises:
-      ConfigError: a missing file, an unknown name, a bad value, a missing value, or a binding that
-        nothing used.
-    """
-    gin.clear_config()
-    for path in search:
-        gin.add_config_file_search_path(path)
-    for name in files:
-        if not any((Path(base) / name).is_file() for base in ("", *search)):
-            raise ConfigError(f"--gin_file={name}: no such file (working directory {Path.cwd()})")
-    try:
-        gin.parse_config_files_and_bindings(
-            list(files), list(bindings), print_includes_and_imports=False
-        )
-        result = _BUILDERS[root]()
-    except Exception as e:  # gin raises whatever the configured code raises, with its own notes
-        raise ConfigError(_explain(e, bindings)) from e
-    unused = unused_bindings()
-    if unused:
-        raise ConfigError(
-            "these bindings were read by nothing (a misspelt scope or macro, or a part that this "
-            "command does not build): " + ", ".join(unused)
-        )
-    return result
-
-
-def _explain(e: Exception, bindings: Sequence[str]) -> str:
-    if isinstance(e, SyntaxError | tokenize.TokenError):
-        where = (
-            f"{e.filename}, line {e.lineno}" if getattr(e, "filename", None) else "--gin_bindings"
-        )
-        return f"{where}: {e.args[0]} ({'; '.join(bindings)})"
-    text = re.sub(r" \(<function \w+ at 0x\w+>\)", "", str(e).strip())
-    if "No configurable matching" in text or "No configurable or" in text:
-        known = sorted(serialize.CLASSES) + [f.__name__ for f in PRESETS]
-        wrong = text.split("'")[1].split("/")[-1] if "'" in text else ""
-        close = difflib.get_close_matches(wrong, known, 3)
-        text += f"\ndid you mean {' or '.join(close)}?" if close else f"\nknown: {', '.join(known)}"
-    if isinstance(e, TypeError | RuntimeError) and "required" in text.lower():
-        text += "\nbind it in the gin file or with --gin_bindings"
-    return text
-
-
-def unused_bindings() -> list[str]:
-    """Bindings of the parsed config that no configurable has read, as 'scope/Name.field'."""
-    # Gin keeps both tables but publishes only their text; a test holds this to its behaviour. It
-    # records what was used under the scope of the call, to which bindings of outer scopes apply.
-    used: dict[str, list[tuple[str, set[str]]]] = {}
-    for (scope, selector), fields in gin_internals._OPERATIVE_CONFIG.items():
-        used.setdefault(selector, []).append((scope, set(fields)))
-    missing = []
-    for (scope, selector), fields in gin_internals._CONFIG.items():
-        inside = [f for s, f in used.get(selector, ()) if s == scope or _within(s, scope)]
-        name = selector.rsplit(".", 1)[-1]
-        for field in fields:
-            if any(field in names for names in inside):
-                continue
-            prefix = f"{scope}/" if scope else ""
-            missing.append(f"%{scope}" if name == "macro" else f"{prefix}{name}.{field}")
-    return sorted(missing)
-
-
-def _within(scope: str, outer: str) -> bool:
-    return not outer or scope.startswith(f"{outer}/")
-
-
-def resolved() -> str:
-    """The configuration in effect, defaults included, as gin text."""
-    return gin.operative_config_str()
+for _cls in serialize.CLASSES.values():
+    binding.register(_cls)
+for _preset in PRESETS:
+    binding.register_function(_preset)
 
 
 def describe(value: Any, indent: int = 0) -> str:

@@ -13,15 +13,17 @@ import sys
 
 from absl import flags
 
-from experiments import cli, data_view
+from experiments import data_view
+from gin_configs import command
 
 RUN = flags.DEFINE_string("run", None, "Directory of a run.")
 SKIP = flags.DEFINE_integer("skip", 0, "Batches to pass over first.", lower_bound=0)
 BATCHES = flags.DEFINE_integer("batches", 1, "Batches to show.", lower_bound=1)
 HTML = flags.DEFINE_string("html", None, "File to write the last batch to, as a page.")
+flags.adopt_module_key_flags(command)
 
 
-def main(_: list[str]) -> None:
+def main() -> None:
     """Shows the data of the run that the flags name."""
     run = data_view.configured_run(RUN.value)
     color = sys.stdout.isatty()
@@ -30,4 +32,4 @@ def main(_: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    command.run(main)

@@ -28,9 +28,11 @@ from experiments import ablation, cli, gin_setup, report, summarise
 from experiments import quickstart_steps as steps
 from experiments.quickstart_config import Quickstart
 from experiments.results import Results
+from gin_configs import command
 
 WORKDIR = flags.DEFINE_string("workdir", "runs/quickstart", "Directory of everything it makes.")
 EXPORT = flags.DEFINE_bool("export", True, "Export to TFLite and compare on LiteRT.")
+flags.adopt_module_key_flags(command)
 
 
 def run_job(job: Quickstart, workdir: Path, export: bool) -> Results:
@@ -58,10 +60,10 @@ def run_job(job: Quickstart, workdir: Path, export: bool) -> Results:
     return results
 
 
-def main(_: list[str]) -> None:
+def main() -> None:
     """Builds the job from gin, runs it, prints the table."""
-    job = cli.build(Quickstart, "gin_configs/quickstart.gin")
-    if cli.DRY_RUN.value:
+    job = command.build(Quickstart, "gin_configs/quickstart.gin")
+    if command.DRY_RUN.value:
         print(gin_setup.describe(job))
         print(cli.model_summary(job.model))
         return
@@ -73,4 +75,4 @@ def main(_: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    command.run(main)

@@ -6,14 +6,14 @@ import dataclasses
 
 from bluelm_jax import config, data_config
 from bluelm_jax.data.rendering import reading_pages
-from experiments import gin_setup
 from experiments.ablation import Variant
 from experiments.evaluation import EvalConfig
+from gin_configs import binding
 
-gin_setup.configurable_class(reading_pages.PageConfig)
+binding.register(reading_pages.PageConfig)
 
 
-@gin_setup.configurable_class
+@binding.register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pages:
     """The rendered task: what the pages look like and how many there are."""
@@ -26,7 +26,7 @@ class Pages:
     seed: int = 0
 
 
-@gin_setup.configurable_class
+@binding.register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Quickstart:
     """The whole job.

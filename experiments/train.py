@@ -17,8 +17,10 @@ from absl import flags
 from bluelm_jax import train as train_lib
 from bluelm_jax.run_config import RunConfig
 from experiments import cli, gin_setup
+from gin_configs import binding, command
 
 WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the run.", required=True)
+flags.adopt_module_key_flags(command)
 
 
 def describe_run(run: RunConfig) -> str:
@@ -42,14 +44,14 @@ def describe_run(run: RunConfig) -> str:
     )
 
 
-def main(_: list[str]) -> None:
+def main() -> None:
     """Builds the run from gin and trains it."""
-    run = cli.build(RunConfig)
-    if cli.DRY_RUN.value:
+    run = command.build(RunConfig)
+    if command.DRY_RUN.value:
         print(describe_run(run))
         return
     workdir = Path(WORKDIR.value)
-    texts = {"config.gin": gin_setup.resolved()}
+    texts = {"config.gin": binding.resolved()}
     with cli.progress_bar(workdir.name, run.train.steps, cli.steps_done(workdir)) as progress:
         finished = train_lib.train(run, workdir, progress, texts)
     print(
@@ -59,4 +61,4 @@ def main(_: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    command.run(main)

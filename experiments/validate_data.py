@@ -14,15 +14,17 @@ import sys
 from absl import flags
 
 from bluelm_jax.data import validation
-from experiments import cli, data_view
+from experiments import data_view
+from gin_configs import command
 
 RUN = flags.DEFINE_string("run", None, "Directory of a run.")
 DECODE = flags.DEFINE_bool("decode", False, "Decode every image.")
 LIMIT = flags.DEFINE_integer("limit", 0, "Records of each file to check; 0: all.", lower_bound=0)
 NAMES = flags.DEFINE_integer("names", 20, "Samples to name for each problem.", lower_bound=0)
+flags.adopt_module_key_flags(command)
 
 
-def main(_: list[str]) -> None:
+def main() -> None:
     """Checks the data of the run that the flags name."""
     run = data_view.configured_run(RUN.value)
     data = dataclasses.replace(run.data, max_names=NAMES.value)
@@ -35,4 +37,4 @@ def main(_: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    command.run(main)

@@ -25,15 +25,17 @@ import numpy as np
 from absl import flags
 
 from bluelm_jax.evals import metrics
-from export import cli, prompt
+from export import gin_setup as gin_setup
+from export import prompt
 from export.bundle import Manifest
 from export.config import RunnerConfig
 from export.runner import Runner
+from gin_configs import command
 
 BUNDLE = flags.DEFINE_multi_string("bundle", [], "name=directory; may be repeated.")
 PROMPTS = flags.DEFINE_string("prompts", None, "The .npz of prompts.")
 RESULT = flags.DEFINE_string("result", None, "JSON file to write.")
-flags.adopt_module_key_flags(cli)
+flags.adopt_module_key_flags(command)
 Decode = Callable[[Sequence[int]], str]
 
 
@@ -172,14 +174,14 @@ def _print(result: dict[str, Any]) -> None:
 
 def main() -> None:
     """Reads the prompts, runs the bundles, prints and writes the result."""
-    config = cli.build(RunnerConfig)
+    config = command.build(RunnerConfig)
     if not BUNDLE.value or PROMPTS.value is None:
         raise ValueError("name at least one --bundle=name=directory, and --prompts=file.npz")
     if bad := [item for item in BUNDLE.value if "=" not in item]:
         raise ValueError(f"--bundle={bad[0]}: must be name=directory")
     bundles = dict(item.split("=", 1) for item in BUNDLE.value)
     questions = load_questions(PROMPTS.value)
-    if cli.DRY_RUN.value:
+    if command.DRY_RUN.value:
         print(f"{len(questions)} prompts; bundles {bundles}; {config}")
         return
     result = compare(bundles, questions, config=config)
@@ -189,4 +191,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    command.run(main)

@@ -82,16 +82,15 @@ class Prompter:
         """The prompt of a question about images.
 
         Args:
-          question: '<image>' marks the place of each image; without any mark, all of them stand
-            before the question.
+          question: '<image>' marks the place of an image; images without a mark stand in front, a
+            line each.
           images: paths, in order.
 
         Raises:
           ValueError: another number of marks than of images, an image that cannot be read, or a
             prompt too long for the model.
         """
-        if IMAGE not in question:
-            question = IMAGE * len(images) + question
+        question = conversation.mark_images(question, len(images))
         paths = [os.path.realpath(path) for path in images]
         root = os.path.commonpath([os.path.dirname(path) for path in paths]) if paths else ""
         record = {

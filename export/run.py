@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from absl import flags
 
-from export import bundle, cli, prompt
+from export import bundle, prompt
 from export.config import RunnerConfig
+from gin_configs import command
 
 BUNDLE = flags.DEFINE_string(
     "bundle", None, "Directory written by export.to_tflite.", required=True
@@ -21,17 +22,17 @@ IMAGE = flags.DEFINE_multi_string("image", [], "Image file; may be repeated.")
 PROMPT = flags.DEFINE_string("prompt", "", "The question.")
 VERIFY = flags.DEFINE_bool("verify", True, "Compare checksums before loading.")
 flags.DEFINE_alias("workdir", "bundle")
-flags.adopt_module_key_flags(cli)
+flags.adopt_module_key_flags(command)
 
 
 def main() -> None:
     """Builds the prompt, runs the model, prints the answer and the times."""
-    config = cli.build(RunnerConfig)
+    config = command.build(RunnerConfig)
     manifest = bundle.load(BUNDLE.value, verify=VERIFY.value)
     prompter = prompt.Prompter(BUNDLE.value, manifest)
     example = prompter.make(PROMPT.value, IMAGE.value)
     print(f"prompt: {example.length} positions, {example.num_views} tiles")
-    if cli.DRY_RUN.value:
+    if command.DRY_RUN.value:
         return
     from export.runner import Runner  # after every check that needs no interpreter
 
@@ -45,4 +46,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    command.run(main)

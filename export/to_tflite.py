@@ -18,8 +18,9 @@ from absl import flags
 
 from bluelm_jax import checkpoints, params, serialize, vlm
 from bluelm_jax.run_config import RunConfig
-from export import build, bundle, cli, prompt
+from export import build, bundle, prompt
 from export.config import ExportConfig, float_weights
+from gin_configs import command
 
 RUN = flags.DEFINE_string(
     "run", None, "Directory of the trained run (holds config.json).", required=True
@@ -30,7 +31,7 @@ OUT = flags.DEFINE_string(
 )
 WITH_FLOAT = flags.DEFINE_bool("with_float", False, "Also write <out>_float, weights unquantised.")
 flags.DEFINE_alias("workdir", "out")
-flags.adopt_module_key_flags(cli)
+flags.adopt_module_key_flags(command)
 
 
 def describe(run: RunConfig, ex: ExportConfig) -> str:
@@ -53,8 +54,8 @@ def table(manifest: bundle.Manifest, directory: Path) -> str:
 def main() -> None:
     """Reads the run, lowers once, writes one bundle or two."""
     run = serialize.load_run_config(RUN.value)
-    ex = cli.build(ExportConfig)
-    if cli.DRY_RUN.value:
+    ex = command.build(ExportConfig)
+    if command.DRY_RUN.value:
         print(describe(run, ex))
         return
     started = time.perf_counter()
@@ -83,4 +84,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    command.run(main)

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from bluelm_jax.data.rendering import reading_pages
-from experiments import cli
+from gin_configs import command
 
 ROOT = pathlib.Path(__file__).parent.parent
 TINY_GIN = "--gin_file=tests/testdata/tiny.gin"
@@ -155,12 +155,12 @@ def test_mistakes_end_in_one_line(trained, data, tmp_path):
 def guarded(error, monkeypatch):
     """Exit status of a command whose main raises `error`."""
 
-    def main(_):
+    def main():
         raise error
 
-    monkeypatch.setattr(cli.app, "run", lambda f, **_: f(["command"]))
+    monkeypatch.setattr(command.app, "run", lambda f, **_: f(["command"]))
     with pytest.raises(SystemExit) as caught:
-        cli.run(main)
+        command.run(main)
     return caught.value.code
 
 
@@ -182,16 +182,16 @@ def test_exit_status(error, status, message, monkeypatch, capsys):
 
 
 def test_programming_errors_keep_their_traceback(monkeypatch):
-    def main(_):
+    def main():
         raise KeyError("a bug")
 
-    monkeypatch.setattr(cli.app, "run", lambda f, **_: f(["command"]))
+    monkeypatch.setattr(command.app, "run", lambda f, **_: f(["command"]))
     with pytest.raises(KeyError):
-        cli.run(main)
+        command.run(main)
 
 
 def test_stray_arguments(monkeypatch, capsys):
-    monkeypatch.setattr(cli.app, "run", lambda f, **_: f(["command", "gin_configs/x.gin"]))
+    monkeypatch.setattr(command.app, "run", lambda f, **_: f(["command", "gin_configs/x.gin"]))
     with pytest.raises(SystemExit) as caught:
-        cli.run(lambda _: None)
+        command.run(lambda: None)
     assert caught.value.code == 2 and "gin_configs/x.gin" in capsys.readouterr().err

@@ -182,3 +182,11 @@ def test_end_of_turn_id():
 def test_unknown_template_lists_the_known():
     with pytest.raises(ValueError, match="'blue' is unknown; known: bluelm, chatml"):
         conversation.get_template("blue")
+
+
+def test_images_without_a_mark_come_first_on_lines_of_their_own():
+    assert conversation.mark_images("Read.", 2) == "<image>\n<image>\nRead."
+    assert conversation.mark_images("Read <image>, then this.", 2) == (
+        "<image>\nRead <image>, then this."
+    )
+    assert conversation.mark_images("Read.", 0) == "Read."

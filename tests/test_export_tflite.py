@@ -303,18 +303,19 @@ def test_check_reports_failures(monkeypatch, capsys):
 
 
 def test_gin_builds_the_export_config():
-    from export import gin_setup
+    from export import gin_setup as _registers  # noqa: F401
+    from gin_configs import binding
 
     files = ["gin_configs/export/quickstart.gin"]
-    found = gin_setup.build(ExportConfig, files, ["ExportConfig.cache_size = 64"])
+    found = binding.build(ExportConfig, files, ["ExportConfig.cache_size = 64"])
     assert found == ExportConfig(cache_size=64, prefill_chunk=32)
-    for binding, message in (
+    for wrong, message in (
         ("ExportConfig.cache = 64", "ExportConfig has the fields cache_size"),
         ("RunnerConfig.num_threads = 64", "read by nothing: RunnerConfig.num_threads"),
         ("ExportConfig.cache_size = -1", "cache_size = -1: must be > 0"),
         ("sizes = 3", "read by nothing: %sizes"),
     ):
-        with pytest.raises(gin_setup.ConfigError, match=message):
-            gin_setup.build(ExportConfig, [], [binding])
-    with pytest.raises(gin_setup.ConfigError, match=r"--gin_file=none\.gin: no such file"):
-        gin_setup.build(ExportConfig, ["none.gin"], [])
+        with pytest.raises(binding.ConfigError, match=message):
+            binding.build(ExportConfig, [], [wrong])
+    with pytest.raises(binding.ConfigError, match=r"--gin_file=none\.gin: no such file"):
+        binding.build(ExportConfig, ["none.gin"], [])

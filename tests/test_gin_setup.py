@@ -12,8 +12,10 @@ from model_helpers import golden
 from bluelm_jax import config, schemes
 from bluelm_jax.run_config import RunConfig
 from experiments import ablation, evaluation, gin_setup, quickstart_config
-from experiments.gin_setup import ConfigError
-from export import gin_setup as export_gin
+from export import gin_setup as export_setup  # noqa: F401 (registers)
+from export.config import ExportConfig
+from gin_configs import binding
+from gin_configs.binding import ConfigError
 
 ROOT = pathlib.Path(__file__).parent.parent
 TINY_GIN = str(ROOT / "tests" / "testdata" / "tiny.gin")
@@ -52,7 +54,7 @@ def with_includes(path):
 
 
 def build(root, *bindings, files=(TINY_GIN,)):
-    return gin_setup.build(root, files, bindings, search=(str(ROOT),))
+    return binding.build(root, files, bindings)
 
 
 # The repository's files ------------------------------------------------------------------------------
@@ -64,7 +66,7 @@ def test_the_command_of_every_gin_file_builds(path):
     reached = set().union(*(with_includes(each) for each in files))
     assert path in reached, f"the command at the top of {path} does not read it"
     if module.startswith("export."):
-        assert export_gin.build(export_gin.config.ExportConfig, files, bindings)
+        assert binding.build(ExportConfig, files, bindings)
         return
     built = build(ROOTS[module], *bindings, files=files)
     assert isinstance(built, ROOTS[module])
@@ -113,7 +115,7 @@ def test_schemes_differ_in_nothing_but_the_grid():
 def test_quickstart_is_the_one_on_record():
     """The resolved quickstart, defaults included, as the command writes it."""
     build(quickstart_config.Quickstart, files=["gin_configs/quickstart.gin"])
-    text = gin_setup.resolved()
+    text = binding.resolved()
     assert text == golden("quickstart_resolved.gin", text), (
         "the quickstart resolves to another config than the one on record. If that is meant, say in "
         "the commit message why, and store it with\n"
@@ -129,7 +131,7 @@ def test_the_resolved_config_builds_the_same(path, tmp_path):
     module, files, bindings = documented_command(path)
     built = build(ROOTS[module], *bindings, files=files)
     resolved = tmp_path / "config.gin"
-    resolved.write_text(gin_setup.resolved())
+    resolved.write_text(binding.resolved())
     assert build(ROOTS[module], files=[str(resolved)]) == built
 
 
@@ -183,9 +185,9 @@ def test_scoped_bindings_reach_their_own_object_only():
         (["DataConfig.tiling = @Tilling()"], r"Tilling(.|\n)*did you mean Tiling"),
         (["VisionConfig.tile_size = %tile_sise"], "tile_sise"),
         # What gin itself accepts in silence.
-        (["tile_sise = 56"], r"read by nothing .*: %tile_sise$"),
-        (["stage3/OptimConfig.peak_lr = 1.0"], "read by nothing .*: stage3/OptimConfig.peak_lr$"),
-        (["MeshConfig.fsdp = 2"], "read by nothing .*: MeshConfig.fsdp$"),
+        (["tile_sise = 56"], r"read by nothing: %tile_sise \("),
+        (["stage3/OptimConfig.peak_lr = 1.0"], r"read by nothing: stage3/OptimConfig.peak_lr \("),
+        (["MeshConfig.fsdp = 2"], r"read by nothing: MeshConfig.fsdp \("),
         (["Relaxed.alpha = 0.2", "a/Packing.lookahead = 1"], "a/Packing.lookahead, .*Relaxed.alpha|"
          "Relaxed.alpha, a/Packing.lookahead"),
         # Values.
@@ -259,13 +261,13 @@ def test_required_in_a_file_names_what_to_bind(tmp_path):
 
 def test_unused_bindings_and_scopes():
     build(RunConfig)
-    assert gin_setup.unused_bindings() == []
+    assert binding.unused_bindings() == []
     gin.clear_config()
     gin.parse_config(["OptimConfig.eps = 1.0", "a/OptimConfig.b1 = 0.5", "b/OptimConfig.b1 = 0.5"])
     with gin.config_scope("a/inner"):
         made = gin.get_configurable("OptimConfig")()
     assert (made.eps, made.b1) == (1.0, 0.5)
-    assert gin_setup.unused_bindings() == ["b/OptimConfig.b1"]
+    assert binding.unused_bindings() == ["b/OptimConfig.b1"]
 
 
 def test_describe_is_an_outline():

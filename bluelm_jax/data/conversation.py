@@ -200,10 +200,14 @@ def read_turns(record: Mapping[str, Any], name: str) -> tuple[list[Turn], int]:
     rest = turns[len(system) :]
     if any(turn.speaker == SYSTEM for turn in rest):
         raise InvalidRecordError(f"{name}: a system message is not the first turn")
-    first = next((i for i, turn in enumerate(rest) if turn.speaker == HUMAN), None)
-    if first is None:
+    if (first := next((i for i, turn in enumerate(rest) if turn.speaker == HUMAN), None)) is None:
         raise InvalidRecordError(f"{name}: no human turn among {len(rest)} turns")
     return system + rest[first:], first
+
+
+def mark_images(question: str, count: int) -> str:
+    """`question` with `count` marks: those it lacks come in front, a line each, as LLaVA has it."""
+    return f"{IMAGE}\n" * (count - question.count(IMAGE)) + question
 
 
 def count_images(turns: Sequence[Turn]) -> int:

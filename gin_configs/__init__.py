@@ -1,0 +1,1 @@
+"""Gin files, and `binding`, which turns them into dataclasses."""
