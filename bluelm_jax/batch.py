@@ -24,6 +24,8 @@ class Batch:
       segments: 0 padding, 1.. the sample within the row; attention stays inside a segment.
       image_index: >= 0 an image token of the group, TEXT (-1), NEWLINE (-2).
       tiles: RGB pixels; unused tiles are zero.
+      corner_index, corner_weights: where a layout resizes token maps (`UnpadNewline.anyres_max`), an
+        image position holds the weighted sum of these four tokens of the group instead; None else.
     """
 
     tokens: Int[Array, "B L"]
@@ -32,3 +34,5 @@ class Batch:
     segments: Int[Array, "B L"]
     image_index: Int[Array, "B L"]
     tiles: UInt8[Array, "G I S S 3"]
+    corner_index: Int[Array, "B L 4"] | None = None
+    corner_weights: Float[Array, "B L 4"] | None = None

@@ -57,6 +57,8 @@ class Prompts:
     lengths: Int[Array, "B"]
     image_index: Int[Array, "B L"]
     tiles: UInt8[Array, "G I S S 3"]
+    corner_index: Int[Array, "B L 4"] | None = None
+    corner_weights: Float[Array, "B L 4"] | None = None
 
 
 @flax.struct.dataclass
@@ -144,7 +146,7 @@ def generate(
             f"prompt of {length} + {new} new tokens exceeds max_length {cfg.decoder.max_length}"
         )
     images = vlm.encode_groups(p, prompts.tiles, cfg)
-    x = vlm.splice(p, prompts.tokens, prompts.image_index, images, cfg)
+    x = vlm.splice(p, prompts, images, cfg)
     cache = decoder.init_cache(cfg.decoder, batch, length + new, jnp.dtype(cfg.dtype))
     hidden, cache = prefill(
         p["decoder"], x, prompts.lengths, cache, cfg.decoder, sampling.prefill_chunk

@@ -79,6 +79,11 @@ def token_side(model: config.VLMConfig) -> int:
     raise TypeError(f"unknown downsampler {model.downsampler!r}")
 
 
+def resizes(layout: Layout) -> bool:
+    """Whether the layout may resize token maps, so that positions blend four tokens."""
+    return isinstance(layout, UnpadNewline) and layout.anyres_max is not None
+
+
 def num_views(width: int, height: int, tiling: Tiling, num_images: int = 1) -> int:
     """Views of an image: its tiles and, where it has one, its thumbnail."""
     return _num_views(choose_grid(width, height, tiling, num_images), tiling)

@@ -44,7 +44,7 @@ class Finished:
       step: steps of the run so far.
       steps_now: steps of this call.
       seconds: wall time of this call's steps, compilation and checkpoints included.
-      data: what the data pipeline counted over the whole run (emitted, skipped, truncated, ...).
+      data: what the data pipeline counted over the whole run, with names of what it left out.
       state: the final state.
     """
 
@@ -188,7 +188,7 @@ def train(
         with MetricsLog(workdir, start) as log:
             state = _loop(run, mesh, state, batches, save, log, progress)
         step, seconds = int(state.step), time.monotonic() - begin
-        return Finished(step, step - start, seconds, batches.counters.summary(), state)
+        return Finished(step, step - start, seconds, batches.counters.report(), state)
 
 
 def _first_or_restored(

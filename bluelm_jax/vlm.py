@@ -6,6 +6,8 @@ embedding or the image token that `image_index` names (BlueLM-V-3B, sec. 3.1).
 
 from __future__ import annotations
 
+from typing import Protocol, runtime_checkable
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt8
@@ -48,32 +50,48 @@ def encode_groups(
     return x.reshape(groups, count * x.shape[1], x.shape[2])
 
 
+@runtime_checkable
+class Sequences(Protocol):
+    """What `splice` reads: a `Batch`, or the prompts of a generation."""
+
+    tokens: Array
+    image_index: Array
+    corner_index: Array | None
+    corner_weights: Array | None
+
+
+def _gather(images: Float[Array, "G IQ D"], index: Int[Array, "B *K"]) -> Float[Array, "B *K D"]:
+    """Tokens by their place among those of each row's group."""
+    flat = jnp.maximum(index, 0).reshape(images.shape[0], -1, 1)
+    return jnp.take_along_axis(images, flat, axis=1).reshape(*index.shape, images.shape[-1])
+
+
 def splice(
-    p: Tree,
-    tokens: Int[Array, "B L"],
-    image_index: Int[Array, "B L"],
-    images: Float[Array, "G IQ D"],
-    cfg: config.VLMConfig,
+    p: Tree, sequences: Sequences, images: Float[Array, "G IQ D"], cfg: config.VLMConfig
 ) -> Float[Array, "B L D"]:
     """Text embeddings with the image tokens put in their places.
 
     Rows b * G // B ... of a group gather from that group's tokens only.
     """
-    text = decoder.embed_tokens(p["decoder"], tokens, cfg.decoder, jnp.dtype(cfg.dtype))
-    groups = images.shape[0]
-    index = jnp.maximum(image_index, 0).reshape(groups, -1, 1)
-    picked = jnp.take_along_axis(images, index, axis=1).reshape(text.shape)
-    x = jnp.where((image_index >= 0)[..., None], picked, text)
+    index = sequences.image_index
+    text = decoder.embed_tokens(p["decoder"], sequences.tokens, cfg.decoder, jnp.dtype(cfg.dtype))
+    if sequences.corner_index is None:
+        picked = _gather(images, index)
+    else:
+        corners = _gather(images, sequences.corner_index)
+        weights = jnp.asarray(sequences.corner_weights, corners.dtype)
+        picked = (corners * weights[..., None]).sum(axis=-2)
+    x = jnp.where((index >= 0)[..., None], picked, text)
     if cfg.newline:
         row_end = p["newline"][None, None].astype(x.dtype)
-        x = jnp.where((image_index == NEWLINE)[..., None], row_end, x)
+        x = jnp.where((index == NEWLINE)[..., None], row_end, x)
     return shard(x, "batch", "seq", "features")
 
 
 def embed(p: Tree, batch: Batch, cfg: config.VLMConfig) -> Float[Array, "B L D"]:
     """Decoder inputs of a batch."""
     images = encode_groups(p, batch.tiles, cfg)
-    return splice(p, batch.tokens, batch.image_index, images, cfg)
+    return splice(p, batch, images, cfg)
 
 
 def forward(p: Tree, batch: Batch, cfg: config.VLMConfig) -> Float[Array, "B L D"]:

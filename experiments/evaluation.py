@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bluelm_jax import aspect_ratio, generate, layout
-from bluelm_jax.data import batching, conversation, images, plans
+from bluelm_jax.data import batching, conversation, images, sources
 from bluelm_jax.data import tokenizer as tokenizers
 from bluelm_jax.data.examples import Example
 from bluelm_jax.data.pipeline import Pipeline
@@ -78,8 +78,8 @@ def eval_run(run: RunConfig, source: SourceConfig, batch_size: int) -> RunConfig
 
 def to_prompts(arrays: Mapping[str, np.ndarray]) -> generate.Prompts:
     """The arrays of `batching.batch_prompts` as the generator takes them."""
-    names = ("tokens", "lengths", "image_index", "tiles")
-    return generate.Prompts(**{name: jnp.asarray(arrays[name]) for name in names})
+    names = [field.name for field in dataclasses.fields(generate.Prompts)]
+    return generate.Prompts(**{n: jnp.asarray(arrays[n]) for n in names if n in arrays})
 
 
 def prompt_batches(
@@ -164,7 +164,7 @@ def evaluate(
     run = eval_run(run, source, cfg.batch_size)
     prompts, texts, stopped = predictions(weights, run, cfg, progress)
     records = FileRecords(source.path)
-    index = {plans.sample_name(records[i], records.where(i)): i for i in range(len(records))}
+    index = {sources.sample_name(records[i], records.where(i)): i for i in range(len(records))}
     return [
         _reading(prompt, text, done, records[index[prompt.name]], source, run)
         for prompt, text, done in zip(prompts, texts, stopped, strict=True)
@@ -174,7 +174,7 @@ def evaluate(
 def _reading(
     prompt: Example, text: str, stopped: bool, record: Mapping, source: SourceConfig, run: RunConfig
 ) -> Reading:
-    files = plans.image_files(record, prompt.name)
+    files = sources.image_files(record, prompt.name)
     path, grid, bucket = None, None, "text"
     if files:
         path = str(Path(source.image_root) / files[0])

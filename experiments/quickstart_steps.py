@@ -109,17 +109,26 @@ def export_and_compare(job: Quickstart, plan: Ablation, workdir: Path) -> Export
         return json.loads(result.read_text())
     prompts = workdir / "export_prompts.npz"
     save_prompts(job, plan, run_dir, prompts)
-    python = [sys.executable, "-m"]
-    subprocess.run(
-        [*python, "export.to_tflite", f"--run={run_dir}", f"--out={bundle}", "--with_float",
-         f"--gin_file={job.export_gin}"], check=True,
+    _run(
+        "export.to_tflite", f"--run={run_dir}", f"--out={bundle}", "--with_float",
+        f"--gin_file={job.export_gin}",
     )  # fmt: skip
-    subprocess.run(
-        [*python, "export.compare", f"--bundle=TFLite float={bundle}_float",
-         f"--bundle=TFLite quantised={bundle}", f"--prompts={prompts}", f"--result={result}"],
-        check=True,
+    _run(
+        "export.compare", f"--bundle=TFLite float={bundle}_float",
+        f"--bundle=TFLite quantised={bundle}", f"--prompts={prompts}", f"--result={result}",
     )  # fmt: skip
     return json.loads(result.read_text())
+
+
+def _run(module: str, *arguments: str) -> None:
+    """Runs a module in a process of its own; its output goes to this one's.
+
+    Raises:
+      ValueError: it failed; it has said why.
+    """
+    done = subprocess.run([sys.executable, "-m", module, *arguments], check=False)
+    if done.returncode:
+        raise ValueError(f"python -m {module} ended with status {done.returncode}, see above")
 
 
 def save_prompts(job: Quickstart, plan: Ablation, run_dir: Path, path: Path) -> None:

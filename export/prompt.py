@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bluelm_jax import serialize
+from bluelm_jax import layout, serialize
 from bluelm_jax.data import conversation, tokenizer
 from bluelm_jax.data.examples import Example, ExampleMaker, Skipped
 from bluelm_jax.data.plans import Planner
@@ -30,7 +30,12 @@ def describe(data: DataConfig) -> tuple[dict[str, Any], dict[str, Path]]:
     Returns:
       The config as a plain dict, with a tokenizer file named relative to the bundle and without
       the training sources; and the files to copy, by their name in the bundle.
+
+    Raises:
+      ValueError: the layout resizes token maps.
     """
+    if layout.resizes(data.layout):
+        raise ValueError(f"{data.layout!r} blends image tokens, which an exported model cannot")
     choice, files = data.tokenizer, {}
     if isinstance(choice, TokenizerFile | SentencePieceFile):
         name = "tokenizer" + Path(choice.path).suffix

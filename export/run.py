@@ -12,6 +12,7 @@ from __future__ import annotations
 from absl import flags
 
 from export import bundle, prompt
+from export import gin_setup as gin_setup
 from export.config import RunnerConfig
 from gin_configs import command
 

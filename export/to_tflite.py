@@ -19,6 +19,7 @@ from absl import flags
 from bluelm_jax import checkpoints, params, serialize, vlm
 from bluelm_jax.run_config import RunConfig
 from export import build, bundle, prompt
+from export import gin_setup as gin_setup
 from export.config import ExportConfig, float_weights
 from gin_configs import command
 

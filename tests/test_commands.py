@@ -118,6 +118,23 @@ def test_evaluate_and_generate(trained, data, tmp_path):
     assert len(out.rstrip("\n")) <= 4
 
 
+def test_export_and_run_the_bundle(trained, data, tmp_path):
+    """The exporter's commands in processes of their own: each registers its classes by itself."""
+    workdir, _, _ = trained
+    bundle, gin = tmp_path / "bundle", "--gin_file=gin_configs/export/quickstart.gin"
+    image = json.loads((data / "stage1_eval.json").read_text())[0]["image"]
+    export = ("export.to_tflite", f"--run={workdir}", f"--out={bundle}", gin)
+    out, _ = run(*export, "--dry_run")
+    assert "cache_size = 256" in out and not bundle.exists()
+    out, _ = run(*export)
+    assert "decoder.tflite" in out and (bundle / "manifest.json").is_file()
+    out, _ = run(
+        "export.run", f"--bundle={bundle}", f"--image={data / image}", "--prompt=Read.",
+        "--gin_bindings=RunnerConfig.max_new_tokens = 3",
+    )  # fmt: skip
+    assert "answer:" in out and "decode" in out
+
+
 def test_a_dialogue_without_images(trained):
     """Text alone, then a missing image, then text again: a mistake does not end it."""
     workdir, _, _ = trained

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bluelm_jax import layout, patching, schemes
-from bluelm_jax.data import images
+from bluelm_jax.data import batching, images
 from bluelm_jax.data.examples import Example, OverlongError, Skipped, TooManyTilesError
 from bluelm_jax.data.plans import UnreadableImageError, truncate
 from bluelm_jax.data.sources import InvalidRecordError
@@ -271,8 +271,28 @@ def test_prompt_is_never_truncated(tmp_path):
     assert prompt.reference == "A"
 
 
-def test_resized_maps_are_refused(tmp_path):
+def test_resized_maps_carry_their_corners_into_the_batch(tmp_path):
+    """The second image's corners count on from the first one's views; text has no weight."""
     name = write_image(tmp_path, "a.png", 84, 84)
-    sample = record("a", "<image>", "A", image=name)
-    with pytest.raises(ValueError, match="set anyres_max to None"):
-        one_example(tmp_path, sample, layout=schemes.UnpadNewline(anyres_max=1))
+    sample = record("a", "<image>x<image>", "A", image=[name, name])
+    rule = schemes.UnpadNewline(anyres_max=1)
+    pipeline = make_pipeline(write_json(tmp_path / "one.json", [sample]), layout=rule)
+    source, records = pipeline.config.sources[0], pipeline.records[0]
+    made = pipeline.maker.make(records[0], source, records.where(0))
+    side = pipeline.planner.side
+    wanted = layout.image_layout(84, 84, pipeline.config.tiling, rule, side, 2)
+    assert wanted.corner_index is not None
+    views = wanted.num_views * side**2
+    first = int(np.flatnonzero(made.image_index != layout.TEXT)[0])
+    second = first + wanted.num_tokens + 1
+    for at, offset in ((first, 0), (second, views)):
+        span = slice(at, at + wanted.num_tokens)
+        np.testing.assert_array_equal(made.corner_index[span], wanted.corner_index + offset)
+        np.testing.assert_array_equal(made.corner_weights[span], wanted.corner_weights)
+    assert not made.corner_weights[made.image_index < 0].any()
+    sums = made.corner_weights[made.image_index >= 0].sum(axis=1)
+    np.testing.assert_allclose(sums, 1.0, atol=1e-6)
+    shape = dataclasses.replace(pipeline.shape, tiles_per_group=made.num_views)
+    batch = batching.assemble([(0, made)], shape)
+    np.testing.assert_array_equal(batch["corner_index"][0, : made.length], made.corner_index)
+    assert batch["corner_weights"].shape == (*batch["tokens"].shape, 4)

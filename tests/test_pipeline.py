@@ -23,6 +23,7 @@ from data_helpers import (
 
 from bluelm_jax import layout, patching, schemes
 from bluelm_jax.data import images
+from bluelm_jax.data.counters import Counters
 from bluelm_jax.data.pipeline import Pipeline
 from bluelm_jax.data.sources import InvalidRecordError
 from bluelm_jax.data_config import DataConfig, Packing, SourceConfig
@@ -424,3 +425,14 @@ def test_config_refuses_unknown_policies(field):
     assert len(POLICIES) == 5
     with pytest.raises((ValueError, TypeError)):
         make_config("a.json", **{field: "ignore"})
+
+
+def test_counters_report_names():
+    counters = Counters(max_names=1)
+    counters.add("samples", count=3)
+    counters.add("unreadable_image", "sample 'a': a.png: empty")
+    counters.add("unreadable_image", "sample 'b': b.png: empty")
+    assert counters.report().splitlines() == [
+        "samples 3, unreadable_image 2",
+        "  unreadable_image: sample 'a': a.png: empty",
+    ]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from model_helpers import TINY, Q, batch_arrays, make_batch, weights
 
-from bluelm_jax import config, decoder, layout, vlm
+from bluelm_jax import config, decoder, generate, layout, vlm
 from bluelm_jax.batch import NEWLINE, TEXT
 
 CFG = dataclasses.replace(TINY, newline=True)
@@ -21,9 +21,19 @@ def text(tokens, cfg=CFG):
     )
 
 
-def splice(tokens, index, images, cfg=CFG):
-    arrays = (jnp.asarray(tokens), jnp.asarray(index), jnp.asarray(images, jnp.float32))
-    return np.asarray(vlm.splice(P, *arrays, cfg))
+def sequences(tokens, index, **corners):
+    """What `splice` reads of a batch."""
+    tokens = jnp.asarray(tokens)
+    tiles = jnp.zeros((1, 1, 20, 20, 3), jnp.uint8)
+    lengths = jnp.zeros(len(tokens), jnp.int32)
+    return generate.Prompts(
+        tokens=tokens, lengths=lengths, image_index=jnp.asarray(index), tiles=tiles, **corners
+    )
+
+
+def splice(tokens, index, images, cfg=CFG, **corners):
+    read = sequences(tokens, index, **corners)
+    return np.asarray(vlm.splice(P, read, jnp.asarray(images, jnp.float32), cfg))
 
 
 def marked(groups, count):
@@ -47,9 +57,22 @@ def test_splice_on_literal_indices():
 
 def test_without_a_newline_vector_the_token_stands():
     p = {k: v for k, v in P.items() if k != "newline"}
-    x = vlm.splice(p, jnp.array([[4]]), jnp.array([[NEWLINE]]), jnp.zeros((1, 1, 32)), TINY)
+    x = vlm.splice(p, sequences([[4]], [[NEWLINE]]), jnp.zeros((1, 1, 32)), TINY)
     np.testing.assert_array_equal(x, text([[4]]))
     assert "newline" not in vlm.specs(TINY) and vlm.specs(CFG)["newline"].shape == (32,)
+
+
+def test_corners_are_blended():
+    """Text and newlines stay; an image position is the weighted sum of four tokens of its group."""
+    index = [[TEXT, 2, NEWLINE], [TEXT, 0, TEXT]]
+    corner_index = jnp.zeros((2, 3, 4), jnp.int32).at[:, 1].set(jnp.array([0, 1, 2, 3]))
+    corner_weights = jnp.zeros((2, 3, 4)).at[:, 1].set(jnp.array([0.1, 0.2, 0.3, 0.4]))
+    corners = {"corner_index": corner_index, "corner_weights": corner_weights}
+    x = splice([[4, 4, 4], [5, 5, 5]], index, marked(2, 4), **corners)
+    np.testing.assert_allclose(x[0, 1], np.full(32, 2.0), atol=1e-5)
+    np.testing.assert_allclose(x[1, 1], np.full(32, 102.0), atol=1e-4)
+    np.testing.assert_array_equal(x[0, 0], text([[4]])[0, 0])
+    np.testing.assert_array_equal(x[0, 2], P["newline"])
 
 
 def test_rows_gather_from_their_own_group():
@@ -99,7 +122,7 @@ def test_gradient_reaches_referenced_tiles_only():
     tokens, index = jnp.asarray(arrays["tokens"]), jnp.asarray(arrays["image_index"])
 
     def out(images):
-        x = vlm.splice(P, tokens, index, images, CFG)
+        x = vlm.splice(P, sequences(tokens, index), images, CFG)
         return jnp.square(x).sum()
 
     grad = np.asarray(jax.grad(out)(images)).reshape(2, 3, Q, 32)

@@ -32,6 +32,7 @@ class BatchShape:
       tokens_per_view: tokens of a view, Q.
       max_samples_per_row: samples that one row may hold; None for no bound.
       pad_id: id at positions without a token.
+      corners: whether batches hold corner_index and corner_weights.
     """
 
     batch_size: int
@@ -42,6 +43,7 @@ class BatchShape:
     tokens_per_view: int
     max_samples_per_row: int | None = 1
     pad_id: int = 0
+    corners: bool = False
 
     def __post_init__(self):
         check_positive(self, "batch_size", "seq_len", "tile_groups", "tile_size", "tokens_per_view")
@@ -62,6 +64,7 @@ class BatchShape:
             tokens_per_view=side * side,
             max_samples_per_row=limit,
             pad_id=pad_id,
+            corners=layouts.resizes(config.layout),
         )
 
     def group(self, row: int) -> int:
@@ -142,6 +145,9 @@ def assemble(placed: Sequence[tuple[int, Example]], shape: BatchShape) -> dict[s
         index = example.image_index
         offset = first_tile * shape.tokens_per_view
         batch["image_index"][row, span] = np.where(index >= 0, index + offset, index)
+        if shape.corners:
+            batch["corner_index"][row, span] = example.corner_index + offset
+            batch["corner_weights"][row, span] = example.corner_weights
         batch["tiles"][group, first_tile:tile_stop] = example.tiles
         used[row], tiles_used[group] = stop, tile_stop
     return batch
@@ -151,6 +157,10 @@ def _empty(shape: BatchShape) -> dict[str, np.ndarray]:
     rows = (shape.batch_size, shape.seq_len)
     size = shape.tile_size
     tiles = (shape.tile_groups, shape.tiles_per_group, size, size, 3)
+    corners = {
+        "corner_index": np.zeros((*rows, 4), np.int32),
+        "corner_weights": np.zeros((*rows, 4), np.float32),
+    }
     return {
         "tokens": np.full(rows, shape.pad_id, np.int32),
         "loss_weights": np.zeros(rows, np.float32),
@@ -158,6 +168,7 @@ def _empty(shape: BatchShape) -> dict[str, np.ndarray]:
         "segments": np.zeros(rows, np.int32),
         "image_index": np.full(rows, layouts.TEXT, np.int32),
         "tiles": np.zeros(tiles, np.uint8),
+        **(corners if shape.corners else {}),
     }
 
 

@@ -39,3 +39,10 @@ class Counters:
     def summary(self) -> str:
         """One line for a log: every reason and its count."""
         return ", ".join(f"{reason} {n}" for reason, n in sorted(self.counts.items()))
+
+    def report(self) -> str:
+        """`summary`, then a line for each sample that a policy touched and whose name is kept."""
+        lines = [
+            f"  {reason}: {name}" for reason in sorted(self.names) for name in self.names[reason]
+        ]
+        return "\n".join([self.summary(), *lines])

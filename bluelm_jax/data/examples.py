@@ -40,6 +40,7 @@ class Example:
       image_index: int32 [n]; >= 0 counts the tokens of the sample's own views, -1 text, -2 newline.
       tiles: uint8 [V, S, S, 3].
       reference: text of the answer that a prompt asks for; '' in training.
+      corner_index, corner_weights: [n, 4] or None, for layouts that resize token maps (`Batch`).
       events: (reason, detail) pairs to count.
     """
 
@@ -50,6 +51,8 @@ class Example:
     tiles: np.ndarray
     reference: str = ""
     events: tuple[tuple[str, str], ...] = ()
+    corner_index: np.ndarray | None = None
+    corner_weights: np.ndarray | None = None
 
     @property
     def length(self) -> int:
@@ -65,7 +68,8 @@ class Example:
     def nbytes(self) -> int:
         """Bytes of the arrays."""
         arrays = (self.tokens, self.supervised, self.image_index, self.tiles)
-        return sum(array.nbytes for array in arrays)
+        corners = (self.corner_index, self.corner_weights)
+        return sum(array.nbytes for array in (*arrays, *corners) if array is not None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,6 +193,8 @@ class ExampleMaker:
             tiles=np.concatenate(views),
             reference=plan.reference,
             events=plan.events,
+            corner_index=plan.corner_index,
+            corner_weights=plan.corner_weights,
         )
 
 

@@ -19,7 +19,7 @@ from bluelm_jax import layout as layouts
 from bluelm_jax.data import conversation, images
 from bluelm_jax.data import tokenizer as tokenizers
 from bluelm_jax.data.conversation import Segment
-from bluelm_jax.data.sources import InvalidRecordError
+from bluelm_jax.data.sources import InvalidRecordError, image_files, sample_name
 from bluelm_jax.data_config import DataConfig, SourceConfig
 
 
@@ -51,6 +51,7 @@ class Plan:
       images: where each image stands.
       num_images: images of the record; schemes give each of several images fewer tiles.
       reference: text of the answer that a prompt asks for.
+      corner_index, corner_weights: [n, 4] or None, for layouts that resize token maps (`Batch`).
       events: (reason, detail) pairs to count.
     """
 
@@ -62,6 +63,8 @@ class Plan:
     num_images: int
     reference: str = ""
     events: tuple[tuple[str, str], ...] = ()
+    corner_index: np.ndarray | None = None
+    corner_weights: np.ndarray | None = None
 
     @property
     def length(self) -> int:
@@ -110,15 +113,9 @@ class Planner:
 
     def _layout(self, width: int, height: int, num_images: int) -> layouts.ImageLayout:
         config = self.config
-        layout = layouts.image_layout(
+        return layouts.image_layout(
             width, height, config.tiling, config.layout, self.side, num_images
         )
-        if layout.corner_index is not None:
-            raise ValueError(
-                f"a {width}x{height} image: {config.layout!r} resizes its token map, which batches "
-                "cannot hold; set anyres_max to None"
-            )
-        return layout
 
     def plan(
         self,
@@ -182,6 +179,7 @@ class Planner:
     ) -> Plan:
         parts: list[tuple[np.ndarray, np.ndarray, bool]] = []  # ids, image index, supervised
         spans: list[ImageSpan] = []
+        blends: list[tuple[int, int, layouts.ImageLayout]] = []  # first position, first view
         at = views = 0
         for segment in segments:
             if segment.kind == "image":
@@ -191,6 +189,7 @@ class Planner:
                     raise UnreadableImageError(f"{name}: {error}") from error
                 layout = self._layout(width, height, len(files))
                 parts.append((*self._image_tokens(layout, views), False))
+                blends.append((at, views, layout))
                 stop = at + layout.num_tokens
                 spans.append(ImageSpan(path, width, height, at, stop, layout.num_views))
                 views += layout.num_views
@@ -200,14 +199,34 @@ class Planner:
             at += len(parts[-1][0])
         supervised = np.concatenate([np.full(len(p[0]), p[2], bool) for p in parts])
         supervised[:1] = False  # Nothing stands before it to predict it from.
+        image_index = np.concatenate([p[1] for p in parts]).astype(np.int32)
+        corner_index, corner_weights = self._corners(image_index, blends)
         return Plan(
             name=name,
             tokens=np.concatenate([p[0] for p in parts]).astype(np.int32),
             supervised=supervised,
-            image_index=np.concatenate([p[1] for p in parts]).astype(np.int32),
+            image_index=image_index,
             images=tuple(spans),
             num_images=len(files),
+            corner_index=corner_index,
+            corner_weights=corner_weights,
         )
+
+    def _corners(
+        self, image_index: np.ndarray, blends: Sequence[tuple[int, int, layouts.ImageLayout]]
+    ) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """Corners of every position: the token itself, except in maps that were resized."""
+        if not layouts.resizes(self.config.layout):
+            return None, None
+        index = np.repeat(np.maximum(image_index, 0)[:, None], 4, axis=1)
+        weights = np.zeros(index.shape, np.float32)
+        weights[:, 0] = image_index >= 0
+        for at, first_view, layout in blends:
+            if layout.corner_index is not None:
+                span = slice(at, at + layout.num_tokens)
+                index[span] = layout.corner_index + first_view * self.side**2
+                weights[span] = layout.corner_weights
+        return index, weights
 
     def _ids(self, segment: Segment) -> np.ndarray:
         match segment.kind:
@@ -250,23 +269,11 @@ def truncate(plan: Plan, limit: int) -> Plan:
         tokens=plan.tokens[:cut],
         supervised=plan.supervised[:cut],
         image_index=plan.image_index[:cut],
+        corner_index=None if plan.corner_index is None else plan.corner_index[:cut],
+        corner_weights=None if plan.corner_weights is None else plan.corner_weights[:cut],
         images=tuple(span for span in plan.images if span.stop <= cut),
         events=(*plan.events, event),
     )
-
-
-def sample_name(record: Mapping[str, Any], where: str) -> str:
-    """How messages call a sample: its id, if it has one, and where it stands."""
-    return f"sample {record['id']!r} of {where}" if "id" in record else f"sample {where}"
-
-
-def image_files(record: Mapping[str, Any], name: str) -> list[str]:
-    """The `image` entry as a list; absent, None, '' and [] are a sample without images."""
-    entry = record.get("image")
-    files = [entry] if isinstance(entry, str) and entry else entry or []
-    if not isinstance(files, list) or not all(isinstance(f, str) and f for f in files):
-        raise InvalidRecordError(f"{name}: 'image' must be a path or list of paths, got {entry!r}")
-    return files
 
 
 def _check_images(

@@ -6,12 +6,13 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from bluelm_jax.data import images
 from bluelm_jax.data.examples import Example, ExampleMaker, Skipped
 from bluelm_jax.data.sources import InvalidRecordError, Records
 from bluelm_jax.data_config import DataConfig
 
 _MEGABYTE = 2**20
-_ARRAYS = ("tokens", "supervised", "image_index", "tiles")
+_ARRAYS = ("tokens", "supervised", "image_index", "tiles", "corner_index", "corner_weights")
 
 
 class Key:
@@ -33,6 +34,7 @@ class Prepare:
         self._forget()
 
     def _forget(self):
+        images.keep_freed_pixels()  # Runs where the process that decodes starts.
         self._lock = threading.Lock()
         self._cache: dict[tuple[int, int], dict[str, Any]] = {}
         self._room = self._config.cache_mb * _MEGABYTE // max(1, self._config.num_workers)
@@ -73,7 +75,7 @@ def _to_tree(made: Example | Skipped) -> dict[str, Any]:
     # A dict of arrays: grain passes those between processes through shared memory.
     if isinstance(made, Skipped):
         return {"skipped": made.reason, "detail": made.detail}
-    arrays = {name: getattr(made, name) for name in _ARRAYS}
+    arrays = {name: getattr(made, name) for name in _ARRAYS if getattr(made, name) is not None}
     return {"name": made.name, "events": made.events, **arrays}
 
 
@@ -81,5 +83,5 @@ def from_tree(tree: dict[str, Any]) -> Example | Skipped:
     """The example, or the reason for its absence, that `Prepare` returned."""
     if "skipped" in tree:
         return Skipped(tree["skipped"], tree["detail"])
-    arrays = {name: tree[name] for name in _ARRAYS}
+    arrays = {name: tree[name] for name in _ARRAYS if name in tree}
     return Example(name=tree["name"], events=tuple(map(tuple, tree["events"])), **arrays)

@@ -174,3 +174,17 @@ def _line_spans(data: mmap.mmap, path: str) -> list[tuple[int, int]]:
             spans.append((start, end))
         start = end + 1
     return spans
+
+
+def sample_name(record: Mapping[str, Any], where: str) -> str:
+    """How messages call a sample: its id, if it has one, and where it stands."""
+    return f"sample {record['id']!r} of {where}" if "id" in record else f"sample {where}"
+
+
+def image_files(record: Mapping[str, Any], name: str) -> list[str]:
+    """The `image` entry as a list; absent, None, '' and [] are a sample without images."""
+    entry = record.get("image")
+    files = [entry] if isinstance(entry, str) and entry else entry or []
+    if not isinstance(files, list) or not all(isinstance(f, str) and f for f in files):
+        raise InvalidRecordError(f"{name}: 'image' must be a path or list of paths, got {entry!r}")
+    return files
