@@ -36,6 +36,15 @@ from bluelm_jax import (
 )
 from bluelm_jax.batch import Batch
 
+
+@pytest.fixture(autouse=True)
+def interruptible():
+    """Ctrl-C interrupts, also where a shell started the tests in the background, ignoring it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 # One block each: a third of the tiny model's compile time.
 SMALL = dataclasses.replace(
     TINY,
