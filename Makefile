@@ -81,7 +81,7 @@ $(VENV)/.runtime: $(VENV)/.made requirements.txt requirements-export.txt
 	@touch $@
 
 # All files at once, so that pip never trades a runtime release for one that only a tool wants.
-$(VENV)/.dev: $(VENV)/.runtime requirements-dev.txt
-	@echo 'Installing requirements-dev.txt'
-	@$(PIP_INSTALL) $(RUNTIME_FILES) -r requirements-dev.txt
+$(VENV)/.dev: $(VENV)/.runtime requirements-fast.txt requirements-dev.txt
+	@echo 'Installing requirements-fast.txt and requirements-dev.txt'
+	@$(PIP_INSTALL) $(RUNTIME_FILES) -r requirements-fast.txt -r requirements-dev.txt
 	@touch $@

@@ -1,7 +1,8 @@
-"""An image and a tiling -> its views as uint8 pixels; Pillow and NumPy only, safe in workers.
+"""An image and a tiling -> its views as uint8 pixels; no JAX, safe in workers.
 
-Each view holds exactly the bytes that Pillow's bicubic `resize` gives: nothing is converted to
-float, resized twice or reduced by a draft decode. Normalisation happens on the device.
+Each view holds exactly the bytes that Pillow's bicubic `resize` gives, whichever backend of
+`resample` computes them: nothing is resized twice or reduced by a draft decode. Normalisation
+happens on the device.
 """
 
 from __future__ import annotations
@@ -13,9 +14,8 @@ import numpy as np
 from PIL import Image
 
 from bluelm_jax.aspect_ratio import choose_grid, native_sizes
+from bluelm_jax.resample import resizer
 from bluelm_jax.schemes import RGB, Grid, MiniCPMV, Tiling
-
-_RESAMPLE = Image.Resampling.BICUBIC
 
 
 class Placement(NamedTuple):
@@ -67,20 +67,23 @@ def make_views(image: Image.Image, tiling: Tiling, num_images: int = 1) -> np.nd
     has_thumbnail = tiling.has_thumbnail(grid)
     views = np.empty((tiles + has_thumbnail, side, side, 3), np.uint8)
     start = int(has_thumbnail and tiling.resolved_thumbnail == "first")
-    _fill_tiles(views[start : start + tiles], image, grid, tiling)
+    resize = resizer(image)
+    place = placement(image.width, image.height, grid, tiling)
+    pixels = resize((place.width, place.height))
+    _fill_tiles(views[start : start + tiles], pixels, place, grid, tiling)
     if has_thumbnail:
-        thumbnail = 0 if start else tiles
-        views[thumbnail] = np.asarray(image.resize((side, side), _RESAMPLE))
+        views[0 if start else tiles] = resize((side, side))
     return views
 
 
-def _fill_tiles(tiles: np.ndarray, image: Image.Image, grid: Grid, tiling: Tiling) -> None:
-    """Draws the image on its canvas, writing straight into tiles [rows * cols, S, S, 3]."""
+def _fill_tiles(
+    tiles: np.ndarray, pixels: np.ndarray, place: Placement, grid: Grid, tiling: Tiling
+) -> None:
+    """Draws the resized image on its canvas, writing straight into tiles [rows * cols, S, S, 3]."""
     side = tiling.tile_size
-    left, top, width, height = placement(image.width, image.height, grid, tiling)
+    left, top, width, height = place
     if (width, height) != (grid.cols * side, grid.rows * side):
         _fill(tiles, tiling.pad_color)
-    pixels = np.asarray(image.resize((width, height), _RESAMPLE))
     for index, tile in enumerate(tiles):
         row, col = divmod(index, grid.cols)
         y, x = row * side - top, col * side - left  # the tile's corner in the resized image
@@ -113,11 +116,12 @@ def make_native_views(image: Image.Image, tiling: Tiling, num_images: int = 1) -
     if image.mode != "RGB":
         raise ValueError(f"image mode {image.mode!r}: must be 'RGB'")
     overview_size, grid, slice_size = native_sizes(image.width, image.height, tiling)
-    views = [np.array(image.resize(overview_size, _RESAMPLE))]
+    resize = resizer(image)
+    views = [np.array(resize(overview_size))]
     if grid is not None and slice_size is not None:
         width, height = slice_size
-        refined = image.resize((width * grid.cols, height * grid.rows), _RESAMPLE)
-        blocks = np.asarray(refined).reshape(grid.rows, height, grid.cols, width, 3)
+        refined = resize((width * grid.cols, height * grid.rows))
+        blocks = refined.reshape(grid.rows, height, grid.cols, width, 3)
         views.extend(
             np.array(blocks[row, :, col]) for row in range(grid.rows) for col in range(grid.cols)
         )

@@ -55,9 +55,10 @@ def make_mesh(cfg: config_lib.MeshConfig, devices: Sequence[Any] | None = None) 
     rest = cfg.fsdp * cfg.tensor
     data = len(devices) // rest if cfg.data == -1 else cfg.data
     if data * rest != len(devices) or data == 0:
+        data = max(data, 1)
         raise ValueError(
-            f"mesh data={data} x fsdp={cfg.fsdp} x tensor={cfg.tensor} needs {max(data, 1) * rest} "
-            f"devices, there are {len(devices)}"
+            f"mesh data={data} x fsdp={cfg.fsdp} x tensor={cfg.tensor} needs {data * rest} devices, "
+            f"there are {len(devices)}; set MeshConfig.data, fsdp and tensor"
         )
     shape = (data, cfg.fsdp, cfg.tensor)
     return jax.make_mesh(shape, MESH_AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)

@@ -1,4 +1,4 @@
-"""Trains and compares the variants of an ablation, and writes the report.
+r"""Trains and compares the variants of an ablation, and writes the report.
 
     python -m experiments.ablate --workdir=runs/schemes \
         --gin_file=gin_configs/ablations/llava_schemes.gin
@@ -33,10 +33,11 @@ def describe_arms(plan: Ablation) -> str:
     return "\n".join(lines)
 
 
-def run_info(plan: Ablation, workdir: Path, seconds: float) -> RunInfo:
+def run_info(plan: Ablation, seconds: float) -> RunInfo:
     """How the results were made."""
     base = plan.base
     return provenance.run_info(
+        task=f"the samples of {plan.eval_source.path}",
         seeds=plan.seeds,
         seconds={"training and reading": seconds},
         tile_size=base.model.vision.tile_size,
@@ -44,7 +45,7 @@ def run_info(plan: Ablation, workdir: Path, seconds: float) -> RunInfo:
         steps={"each variant": base.train.steps},
         config={"parameters": cli.num_parameters(base.model), "template": base.data.template},
         design="All variants start from the same weights and see the same samples in the same steps.",
-        commands=[f"python -m experiments.ablate --workdir={workdir} ..."],
+        commands=[provenance.command("experiments.ablate")],
     )
 
 
@@ -59,7 +60,7 @@ def main() -> None:
     workdir, start = Path(WORKDIR.value), time.monotonic()
     schemes, samples = ablation.run_ablation(plan, workdir)
     results = summarise.build_results(
-        run_info(plan, workdir, time.monotonic() - start), schemes,
+        run_info(plan, time.monotonic() - start), schemes,
         references=[r.reference for r in samples], buckets=[r.bucket for r in samples],
         images=[r.image or "" for r in samples], subject=plan.subject,
         export_note="an ablation does not export",

@@ -168,10 +168,19 @@ def loss_curve(directory: Path) -> list[tuple[int, float]]:
     return [(int(line["step"]), line["loss"]) for line in lines]
 
 
+def check_held_out(ablation: Ablation) -> None:
+    """Reads the held-out samples' headers, so that a bad one shows before anything is trained."""
+    for variant in ablation.variants:
+        data = dataclasses.replace(ablation.base.data, tiling=variant.tiling)
+        run = dataclasses.replace(ablation.base, data=data)
+        evaluation.eval_run(run, ablation.eval_source, ablation.evaluation.batch_size)
+
+
 def run_ablation(
     ablation: Ablation, workdir: Path, bar: Bar = cli.progress_bar
 ) -> tuple[list[summarise.SchemeReadings], list[Reading]]:
     """All arms, variant by variant; returns their readings and one arm's samples."""
+    check_held_out(ablation)
     results, samples = [], []
     for variant in ablation.variants:
         arms = [run_arm(ablation, variant, seed, workdir, bar) for seed in ablation.seeds]

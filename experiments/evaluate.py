@@ -1,4 +1,4 @@
-"""Reads held-out images with a trained model and scores the answers.
+r"""Reads held-out images with a trained model and scores the answers.
 
     python -m experiments.evaluate --run=runs/quickstart/relaxed \
         --data_json=runs/quickstart/data/stage2_eval.json --image_root=runs/quickstart/data \

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -163,12 +164,25 @@ def evaluate(
     """Reads every sample of `source` with the model; `run` tells tiling, template and tokenizer."""
     run = eval_run(run, source, cfg.batch_size)
     prompts, texts, stopped = predictions(weights, run, cfg, progress)
+    _warn_of_short_answers(prompts, run, cfg)
     records = FileRecords(source.path)
     index = {sources.sample_name(records[i], records.where(i)): i for i in range(len(records))}
     return [
         _reading(prompt, text, done, records[index[prompt.name]], source, run)
         for prompt, text, done in zip(prompts, texts, stopped, strict=True)
     ]
+
+
+def _warn_of_short_answers(prompts: Sequence[Example], run: RunConfig, cfg: EvalConfig) -> None:
+    """Says so where no answer could have been as long as its reference."""
+    tokenizer, room = tokenizers.load(run.data.tokenizer), cfg.sampling.max_new_tokens
+    longer = [p.name for p in prompts if len(tokenizer.encode(p.reference)) + 1 > room]
+    if longer:
+        warnings.warn(
+            f"SamplingConfig.max_new_tokens = {room} is too short for the references of "
+            f"{len(longer)} of {len(prompts)} samples, such as {longer[0]}",
+            stacklevel=3,
+        )
 
 
 def _reading(

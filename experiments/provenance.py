@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import resource
+import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,8 +43,14 @@ def peak_rss_mb() -> float:
     return max(resource.getrusage(who).ru_maxrss for who in usage) / 1024
 
 
+def command(module: str) -> str:
+    """The command that started this process, to paste into a shell."""
+    return shlex.join(["python", "-m", module, *sys.argv[1:]])
+
+
 def run_info(
     *,
+    task: str,
     seeds: Sequence[int],
     seconds: Mapping[str, float],
     tile_size: int,
@@ -67,5 +75,6 @@ def run_info(
         steps=steps,
         config=config,
         design=design,
+        task=task,
         commands=list(commands),
     )

@@ -1,4 +1,4 @@
-"""The paper's question on a small real model, and a TFLite model of the answer.
+r"""The paper's question on a small real model, and a TFLite model of the answer.
 
     make quickstart        # or: python -m experiments.quickstart --workdir=runs/quickstart
 
@@ -19,6 +19,7 @@ Stopped at any point, the same command continues. Your own data instead of the p
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from absl import flags
 
 from experiments import ablation, cli, gin_setup, report, summarise
 from experiments import quickstart_steps as steps
+from experiments import results as results_lib
 from experiments.quickstart_config import Quickstart
 from experiments.results import Results
 from gin_configs import command
@@ -36,13 +38,22 @@ flags.adopt_module_key_flags(command)
 
 
 def run_job(job: Quickstart, workdir: Path, export: bool) -> Results:
-    """Everything, from pages to report; returns the results."""
+    """Everything, from pages to report; returns the results.
+
+    A finished job is not touched again: its results still say what code and machine made them.
+    """
     workdir.mkdir(parents=True, exist_ok=True)
+    done, stamp = workdir / "results.json", workdir / "job.json"
+    text = steps.job_text(job, export)
+    if done.is_file() and stamp.is_file() and stamp.read_text() == text:
+        print("this job is finished; its report is as it was", file=sys.stderr)
+        return results_lib.load(done)
     phases = steps.Phases(workdir / "phases.json")
     sources = phases.run("data", lambda: steps.make_sources(job, workdir))
     stage1, first = workdir / "stage1", steps.stage1_run(job, sources.stage1)
-    phases.run("stage 1", lambda: ablation.train_or_resume(first, stage1))
     plan = steps.stage2_ablation(job, sources, stage1)
+    ablation.check_held_out(plan)  # Before stage 1 already.
+    phases.run("stage 1", lambda: ablation.train_or_resume(first, stage1))
     schemes_read, samples = phases.run(
         "stage 2 and reading", lambda: ablation.run_ablation(plan, workdir)
     )
@@ -51,12 +62,13 @@ def run_job(job: Quickstart, workdir: Path, export: bool) -> Results:
         note = ""
         exported = phases.run("export", lambda: steps.export_and_compare(job, plan, workdir))
     results = summarise.build_results(
-        steps.run_info(job, phases, workdir), schemes_read,
+        steps.run_info(job, phases), schemes_read,
         references=[r.reference for r in samples], buckets=[r.bucket for r in samples],
         images=[r.image or "" for r in samples], subject=job.subject, export=exported,
         export_note=note,
     )  # fmt: skip
     report.write_report(results, workdir, image_root=".")
+    stamp.write_text(text)
     return results
 
 

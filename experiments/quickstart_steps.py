@@ -18,7 +18,7 @@ from bluelm_jax import generate, serialize
 from bluelm_jax.data.rendering import reading_pages
 from bluelm_jax.data_config import SourceConfig
 from bluelm_jax.run_config import RunConfig
-from experiments import ablation, cli, evaluation, provenance
+from experiments import ablation, cli, evaluation, gin_setup, provenance
 from experiments.ablation import Ablation
 from experiments.quickstart_config import Pages, Quickstart
 from experiments.results import ExportResult, RunInfo
@@ -78,6 +78,11 @@ def make_sources(job: Quickstart, workdir: Path) -> Sources:
 def serialize_pages(pages: Pages) -> str:
     """Tells whether rendered pages are the ones wanted."""
     return json.dumps(dataclasses.asdict(pages), indent=1) + "\n"
+
+
+def job_text(job: Quickstart, export: bool) -> str:
+    """Tells whether a finished job is the one wanted."""
+    return json.dumps({"job": gin_setup.describe(job), "export": export}, indent=1) + "\n"
 
 
 def stage1_run(job: Quickstart, source: SourceConfig) -> RunConfig:
@@ -151,7 +156,7 @@ def save_prompts(job: Quickstart, plan: Ablation, run_dir: Path, path: Path) -> 
     )  # fmt: skip
 
 
-def run_info(job: Quickstart, phases: Phases, workdir: Path) -> RunInfo:
+def run_info(job: Quickstart, phases: Phases) -> RunInfo:
     """How the results were made."""
     pages, model, stage1, stage2 = job.pages, job.model, job.stage1, job.stage2
     rendered = {
@@ -162,6 +167,7 @@ def run_info(job: Quickstart, phases: Phases, workdir: Path) -> RunInfo:
     own = {"training file": job.train_json, "held-out file": job.eval_json}
     batches = f"{job.stage1_data.batch_size}, {job.stage2_data.batch_size}"
     return provenance.run_info(
+        task=f"the samples of {job.eval_json}" if job.eval_json else "rendered pages of digits",
         seeds=job.seeds,
         seconds=phases.seconds,
         tile_size=model.vision.tile_size,
@@ -176,5 +182,5 @@ def run_info(job: Quickstart, phases: Phases, workdir: Path) -> RunInfo:
         },
         design="All schemes start from the same stage-1 weights and see the same images in the "
         "same steps, with the same fit, view order and thumbnail; only the grid differs.",
-        commands=["make quickstart", f"python -m experiments.quickstart --workdir={workdir}"],
+        commands=[provenance.command("experiments.quickstart")],
     )

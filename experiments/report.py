@@ -15,13 +15,14 @@ from typing import Any
 
 import jinja2
 import markupsafe
-from absl import app, flags
+from absl import app, flags, logging
 from PIL import Image
 
 from experiments import report_plots, report_tables
 from experiments import results as results_lib
 from experiments.report_tables import table_text
 from experiments.results import Comparison, Example, Results
+from gin_configs.errors import guarded
 
 __all__ = ["table_text", "write_report"]
 
@@ -40,11 +41,17 @@ def findings(results: Results) -> list[str]:
     schemes = results["schemes"]
     label = report_tables.labels(results)
     best = max(schemes, key=lambda scheme: scheme["exact_match"]["value"])
+    ties = [
+        s["label"] for s in schemes if s["exact_match"]["value"] == best["exact_match"]["value"]
+    ]
     cheapest = min(schemes, key=lambda scheme: scheme["mean_tokens"])
     sentences = [
         f"Highest exact match: {best['label']}, "
         f"{report_tables.interval_percent(best['exact_match'])} %, with "
-        f"{best['mean_tokens']:.0f} image tokens an image on average.",
+        f"{best['mean_tokens']:.0f} image tokens an image on average."
+        if len(ties) == 1
+        else f"Highest exact match: {', '.join(ties)} alike, "
+        f"{report_tables.interval_percent(best['exact_match'])} %.",
         f"Fewest image tokens: {cheapest['label']}, {cheapest['mean_tokens']:.0f} an image, exact "
         f"match {report_tables.interval_percent(cheapest['exact_match'])} %.",
     ]
@@ -75,7 +82,7 @@ def limits(results: Results) -> list[str]:
     """Returns what the numbers do not show, a sentence each."""
     seeds = results["run"]["seeds"]
     return [
-        "A small model on a synthetic task does not settle the paper’s claim about tiling, which "
+        "A run of this size does not settle the paper’s claim about tiling, which "
         "rests on a model of billions of parameters and public benchmarks.",
         f"Intervals come from resampling {schemes_images(results)} held-out images. They do not "
         f"contain the spread between training seeds; there "
@@ -185,6 +192,7 @@ def _context(
     return {
         "run": results["run"],
         "design": results["run"].get("design", ""),
+        "task": results["run"].get("task", "held-out samples"),
         "schemes": [scheme["label"] for scheme in results["schemes"]],
         "num_images": schemes_images(results),
         "seeds_text": report_tables.seeds_text(results),
@@ -266,4 +274,5 @@ def main(argv: list[str]) -> None:
 
 if __name__ == "__main__":
     define_flags()
-    app.run(main)
+    logging.set_verbosity(logging.WARNING)
+    app.run(guarded(main))

@@ -24,7 +24,8 @@ class RunInfo(TypedDict):
 
     `config`, `data` and `steps` are shown as they are: name -> number or short text.
     `commands` repeat the run, one command each. `design` says in a sentence or two what the
-    schemes had in common and what not (data, steps, fit, view order): only the job knows.
+    schemes had in common and what not (data, steps, fit, view order): only the job knows. `task`
+    says what the schemes read, to stand behind "on".
     """
 
     seeds: list[int]
@@ -39,6 +40,7 @@ class RunInfo(TypedDict):
     config: dict[str, Any]
     commands: list[str]
     design: NotRequired[str]
+    task: NotRequired[str]
 
 
 class SeedResult(TypedDict):

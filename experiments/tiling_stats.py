@@ -1,4 +1,4 @@
-"""What each tiling scheme does to a dataset, from image headers alone.
+r"""What each tiling scheme does to a dataset, from image headers alone.
 
     python -m experiments.tiling_stats --sizes=bluelm_jax/data/assets/image_sizes.csv
     python -m experiments.tiling_stats --folder=photos --out=runs/tiling
@@ -28,6 +28,7 @@ from bluelm_jax.layout import Plain, SliceTags, UnpadNewline
 from bluelm_jax.schemes import PRESETS, Layout
 from experiments import tiling_per_image, tiling_report, tiling_sources
 from experiments.tiling_sources import Sizes
+from gin_configs.errors import guarded
 
 DEFAULT_SCHEMES = ("relaxed_384_3x3_a0.1", "llava_next_384_3x3", "internvl_384_max9")
 LAYOUTS: dict[str, Layout] = {
@@ -73,15 +74,13 @@ def _load() -> Sizes | None:
     if not given and FLAGS.visualize:
         return None
     if len(given) != 1:
-        raise app.UsageError(
-            f"give one of --sizes, --folder and --data_json, not {given or 'none'}"
-        )
+        raise ValueError(f"give one of --sizes, --folder and --data_json, not {given or 'none'}")
     if FLAGS.sizes:
         return tiling_sources.from_csv(FLAGS.sizes)
     if FLAGS.folder:
         return tiling_sources.from_folder(FLAGS.folder, workers)
     if not FLAGS.image_root:
-        raise app.UsageError("--data_json needs --image_root")
+        raise ValueError("--data_json needs --image_root")
     return tiling_sources.from_llava(FLAGS.data_json, FLAGS.image_root, workers)
 
 
@@ -89,16 +88,16 @@ def main(argv: list[str]) -> None:
     """Runs the command."""
     unknown = [name for name in FLAGS.schemes if name not in PRESETS]
     if unknown:
-        raise app.UsageError(f"--schemes: {unknown} not among {', '.join(PRESETS)}")
+        raise ValueError(f"--schemes: {unknown} not among {', '.join(PRESETS)}")
     if argv[1:] and not FLAGS.visualize:
-        raise app.UsageError(f"arguments {argv[1:]} are for --visualize")
+        raise ValueError(f"arguments {argv[1:]} are for --visualize")
     tilings = {name: PRESETS[name] for name in FLAGS.schemes}
     layout = LAYOUTS[FLAGS.layout]
     if FLAGS.visualize:
         from experiments import tiling_figure
 
         if not argv[1:]:
-            raise app.UsageError("--visualize: name image files, or sizes such as 394x390")
+            raise ValueError("--visualize: name image files, or sizes such as 394x390")
         for path in tiling_figure.write(
             FLAGS.visualize, argv[1:], tilings, layout, FLAGS.patch_size, FLAGS.downsample
         ):
@@ -120,4 +119,5 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    logging.set_verbosity(logging.WARNING)
+    app.run(guarded(main))

@@ -108,8 +108,8 @@ def build(
     unused = unused_bindings()
     if unused:
         raise ConfigError(
-            f"these bindings were read by nothing: {', '.join(unused)} (a misspelt scope or macro, or "
-            "a part that this command does not build)"
+            f"these bindings were read by nothing: {', '.join(unused)} (a misspelt scope or macro, a "
+            f"part that this command does not build, or a field bound in scopes){_scoped(unused)}"
         )
     return result
 
@@ -145,25 +145,42 @@ def _fields(text: str) -> str:
 
 def unused_bindings() -> list[str]:
     """Bindings of the parsed config that no configurable has read, as 'scope/Name.field'."""
-    # Gin keeps both tables but publishes only their text; a test holds this to its behaviour. It
-    # records what was used under the scope of the call, to which bindings of outer scopes apply.
-    used: dict[str, list[tuple[str, set[str]]]] = {}
-    for (scope, selector), fields in gin_internals._OPERATIVE_CONFIG.items():
-        used.setdefault(selector, []).append((scope, set(fields)))
+    # Gin keeps both tables but publishes only their text; a test holds this to its behaviour. A call
+    # in scope a/b reads bindings of '', a and a/b; of several for one field, the innermost.
+    read = {
+        (_innermost(scope, selector, field), selector, field)
+        for (scope, selector), fields in gin_internals._OPERATIVE_CONFIG.items()
+        for field in fields
+    }
     missing = []
     for (scope, selector), fields in gin_internals._CONFIG.items():
-        inside = [f for s, f in used.get(selector, ()) if s == scope or _within(s, scope)]
         name = selector.rsplit(".", 1)[-1]
         for field in fields:
-            if any(field in names for names in inside):
-                continue
-            prefix = f"{scope}/" if scope else ""
-            missing.append(f"%{scope}" if name == "macro" else f"{prefix}{name}.{field}")
+            if (scope, selector, field) not in read:
+                prefix = f"{scope}/" if scope else ""
+                missing.append(f"%{scope}" if name == "macro" else f"{prefix}{name}.{field}")
     return sorted(missing)
 
 
-def _within(scope: str, outer: str) -> bool:
-    return not outer or scope.startswith(f"{outer}/")
+def _scoped(unused: Sequence[str]) -> str:
+    """The scoped bindings that stand in the way of unscoped ones, to name instead."""
+    scoped = [
+        f"{scope}/{name}"
+        for (scope, selector), fields in gin_internals._CONFIG.items()
+        for name in (f"{selector.rsplit('.', 1)[-1]}.{field}" for field in fields)
+        if scope and name in unused
+    ]
+    return f"; bind {', '.join(sorted(scoped))}" if scoped else ""
+
+
+def _innermost(scope: str, selector: str, field: str) -> str | None:
+    """The scope whose binding a call in `scope` reads; None where the default applies."""
+    parts = scope.split("/") if scope else []
+    for count in range(len(parts), -1, -1):
+        outer = "/".join(parts[:count])
+        if field in gin_internals._CONFIG.get((outer, selector), {}):
+            return outer
+    return None
 
 
 def resolved() -> str:

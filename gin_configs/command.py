@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 
 from absl import app, flags, logging
 
 from gin_configs import binding
+from gin_configs.errors import USER_ERRORS as USER_ERRORS
+from gin_configs.errors import fail, guarded
 
 GIN_FILE = flags.DEFINE_multi_string("gin_file", [], "Gin config file; may be repeated.")
 GIN_BINDINGS = flags.DEFINE_multi_string(
@@ -19,39 +20,17 @@ DRY_RUN = flags.DEFINE_bool(
     "dry_run", False, "Print the resolved config and what would be done, and stop."
 )
 
-USER_ERRORS = (
-    ValueError,
-    FloatingPointError,
-    FileNotFoundError,
-    PermissionError,
-    NotADirectoryError,
-    IsADirectoryError,
-)
-
 
 def run(main: Callable[[], None]) -> None:
-    """Runs an absl main; a user's mistake ends in one message and exit status 2, not a traceback.
+    """Runs an absl main; a user's mistake ends in one message and exit status 2 (`errors`)."""
 
-    `--v=1` shows the traceback as well.
-    """
-
-    def guarded(argv: list[str]) -> None:
+    def without_arguments(argv: list[str]) -> None:
         if len(argv) > 1:
             fail(f"unexpected arguments {argv[1:]}; options start with --")
-        try:
-            main()
-        except USER_ERRORS as e:
-            if logging.get_verbosity() > 0:
-                raise
-            fail(str(e))
-        except OSError as e:  # no space left, too many files, ...
-            fail(f"{e.strerror}: {e.filename}" if e.filename else str(e))
-        except KeyboardInterrupt:
-            print("interrupted; the same command continues where this stopped", file=sys.stderr)
-            sys.exit(130)
+        main()
 
     logging.set_verbosity(logging.WARNING)
-    app.run(guarded, flags_parser=_parse_flags)
+    app.run(guarded(without_arguments), flags_parser=_parse_flags)
 
 
 def _parse_flags(argv: list[str]) -> list[str]:
@@ -60,12 +39,6 @@ def _parse_flags(argv: list[str]) -> list[str]:
     except flags.Error as e:
         fail(f"{e} (--help lists the flags)")
         raise  # Not reached: `fail` exits.
-
-
-def fail(message: str) -> None:
-    """Prints `error: message` and exits with status 2."""
-    print(f"error: {message}", file=sys.stderr)
-    sys.exit(2)
 
 
 def build(root: type[binding.T], default_file: str | None = None) -> binding.T:

@@ -9,10 +9,12 @@ does on the CPU, rescaling and normalising to float32 with channels first. Times
 this process, pinned to one core, the least of several rounds taken in turn. Before timing, our
 pixels are compared byte for byte with plain Pillow, and with theirs after undoing their
 normalisation. Ours runs with `keep_freed_pixels`, as in a data worker; theirs with the default.
-'decode and resize alone' is what exact pixels cost at least: Pillow's own calls and nothing else.
+'decode and resize by Pillow' is Pillow's own calls and nothing else: what ours costs at least
+without Numba. The first line says which of the two resized ours.
 
-Needs Pillow and NumPy; the comparison needs `transformers` with `torch`, and is left out, saying
-so, where they are missing. The torchvision-backed processors join where torchvision is installed.
+Needs Pillow and NumPy; without Numba (`requirements-fast.txt`) ours is slower. The comparison needs
+`transformers` with `torch`, and is left out, saying so, where they are missing. The
+torchvision-backed processors join where torchvision is installed.
 Goals: 2.5 times LlavaNextImageProcessorPil at 640x480 and 1280x960, 1.6 times at 2480x3508, where
 decoding the JPEG, the same for both, takes most of the time.
 """
@@ -36,6 +38,7 @@ from PIL import Image
 from bluelm_jax.aspect_ratio import choose_grid
 from bluelm_jax.data.images import keep_freed_pixels, read_image
 from bluelm_jax.patching import make_views, placement
+from bluelm_jax.resample import backend
 from bluelm_jax.schemes import GRIDS_LLAVA_P5, InternVL15, LlavaNext, Tiling
 
 _SIZES = ("640x480", "1280x960", "2480x3508")
@@ -109,7 +112,7 @@ def plain_pillow(path: str, tiling: Tiling) -> np.ndarray:
 
 
 def _floor(paths: Sequence[str], tiling: Tiling) -> None:
-    """Nothing but the calls of Pillow that exact pixels need: decode, resize, thumbnail."""
+    """Nothing but the calls of Pillow that give these pixels: decode, resize, thumbnail."""
     for path in paths:
         image = read_image(path)
         grid = choose_grid(*image.size, tiling)
@@ -209,7 +212,7 @@ def _bench(case: Case, path: str, size: tuple[int, int], rounds: int, batch: int
     note = _compare(case, path, theirs)
     runs: dict[str, Callable[[], Any]] = {
         "decode alone": lambda: [read_image(path) for path in paths],
-        "decode and resize alone": lambda: _floor(paths, case.tiling),
+        "decode and resize by Pillow": lambda: _floor(paths, case.tiling),
         "ours": lambda: ours(paths, case.tiling),
         "ours + float": lambda: ours_float(paths, case.tiling),
     }
@@ -235,6 +238,7 @@ def main(argv: list[str]) -> None:
     del argv
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    print(f"ours resizes with {backend()}")
     if not _their_runs(_cases()[0]):
         print("transformers or torch is not installed: timing ours alone")
     elif not _torchvision_works():
