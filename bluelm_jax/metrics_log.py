@@ -7,6 +7,8 @@ from pathlib import Path
 
 from tensorboardX import SummaryWriter
 
+from bluelm_jax.files import write_text
+
 
 class MetricsLog:
     """Writes scalars by step; a resumed run continues its files without repeating a step."""
@@ -14,7 +16,7 @@ class MetricsLog:
     def __init__(self, directory: str | Path, step: int):
         self._path = Path(directory) / "metrics.jsonl"
         kept = [line for line in read_lines(self._path) if line["step"] <= step]
-        self._path.write_text("".join(json.dumps(line) + "\n" for line in kept))
+        write_text(self._path, "".join(json.dumps(line) + "\n" for line in kept))
         self._file = self._path.open("a")
         self._events = SummaryWriter(str(directory), purge_step=step + 1, write_to_disk=True)
 

@@ -18,7 +18,7 @@ import numpy as np
 import PIL
 from PIL import Image
 
-_BITS = 22
+_BITS = 22  # as in `resample_numba`, which is not to be imported before it is needed
 _CUBIC_A = -0.5
 
 
@@ -121,14 +121,15 @@ def _order() -> Callable[[tuple[int, int], tuple[int, int]], bool] | None:
     """Whether the height goes first, by size, as the installed Pillow has it; None: neither fits."""
     probes = [((9, 40), (12, 7)), ((30, 60), (20, 41)), ((30, 60), (20, 40)), ((30, 60), (20, 39))]
     noise = np.random.default_rng(0).integers(0, 256, (60, 30, 3), dtype=np.uint8)
+    images = [np.ascontiguousarray(noise[: size[1], : size[0]]) for size, _ in probes]
     for order in (_height_first, _width_first):
-        for size, new_size in probes:
-            pixels = np.ascontiguousarray(noise[: size[1], : size[0]])
-            expected = Image.fromarray(pixels).resize(new_size, Image.Resampling.BICUBIC)
-            resized = _two_passes(pixels, new_size, order(size, new_size))
-            if not np.array_equal(resized, np.asarray(expected)):
-                break
-        else:
+        if all(
+            np.array_equal(
+                _two_passes(pixels, new_size, order(size, new_size)),
+                np.asarray(Image.fromarray(pixels).resize(new_size, Image.Resampling.BICUBIC)),
+            )
+            for pixels, (size, new_size) in zip(images, probes, strict=True)
+        ):
             return order
     return None
 

@@ -36,6 +36,11 @@ class RunConfig:
             self.model.newline or not needs_newline,
             f"data.layout = {data.layout} needs model.newline = True",
         )
+        chunk = train.logits_chunk
+        _agree(
+            chunk == 0 or chunk >= data.seq_len or data.seq_len % chunk == 0,
+            f"train.logits_chunk = {chunk} does not divide data.seq_len = {data.seq_len}",
+        )
         for field in ("batch_size", "tile_groups"):
             value = getattr(data, field)
             _agree(

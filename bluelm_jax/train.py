@@ -23,6 +23,7 @@ from jaxtyping import Array
 from bluelm_jax import checkpoints, loss, optim, serialize, sharding, vlm
 from bluelm_jax.batch import Batch
 from bluelm_jax.data.pipeline import BatchIterator, Pipeline
+from bluelm_jax.files import write_text
 from bluelm_jax.interrupt import DeferredInterrupt
 from bluelm_jax.metrics_log import MetricsLog
 from bluelm_jax.params import Tree
@@ -182,7 +183,7 @@ def train(
         state = _first_or_restored(run, mesh, saver, batches)
         config_text = serialize.to_json(run)
         for name, text in {"config.json": config_text, **(texts or {})}.items():
-            (workdir / name).write_text(text)
+            write_text(workdir / name, text)
         save = functools.partial(_save, saver, batches, config_text)
         start, begin = int(state.step), time.monotonic()
         with MetricsLog(workdir, start) as log:

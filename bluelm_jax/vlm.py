@@ -71,7 +71,7 @@ def splice(
 ) -> Float[Array, "B L D"]:
     """Text embeddings with the image tokens put in their places.
 
-    Rows b * G // B ... of a group gather from that group's tokens only.
+    Row b gathers from the tokens of its group, b * G // B, only.
     """
     index = sequences.image_index
     text = decoder.embed_tokens(p["decoder"], sequences.tokens, cfg.decoder, jnp.dtype(cfg.dtype))

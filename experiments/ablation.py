@@ -7,7 +7,7 @@ from image headers first, so every variant sees the same samples in the same ste
 from __future__ import annotations
 
 import dataclasses
-import json
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -17,7 +17,7 @@ from bluelm_jax import train as train_lib
 from bluelm_jax.data.pipeline import Pipeline
 from bluelm_jax.data_config import SourceConfig
 from bluelm_jax.run_config import RunConfig
-from experiments import cli, evaluation, summarise
+from experiments import cli, evaluation, kept, summarise
 from experiments.evaluation import EvalConfig, Reading
 from gin_configs import binding
 
@@ -61,14 +61,26 @@ class Ablation:
         config.check(self, "variants", len(names) > 0, "at least one")
         config.check(self, "variants", len(set(names)) == len(names), "of different names")
         config.check(self, "seeds", len(self.seeds) > 0, "at least one")
+        config.check(self, "seeds", len(set(self.seeds)) == len(self.seeds), "all different")
+        config.check(self, "subject", self.subject in names, f"one of the variants {names}")
 
 
 def fit_room(run: RunConfig) -> RunConfig:
-    """`run` with row length and tiles a group set to what its own batches need."""
+    """`run` with row length and tiles a group set to what its own batches need.
+
+    Rows end at a multiple of `logits_chunk` and at the model's `max_length`; a longer sample then
+    meets `DataConfig.on_overlong`, which names it.
+
+    Raises:
+      ValueError: no sample is left to train on.
+    """
     room = Pipeline(run.data, side=run.token_side).measure(run.train.steps)
-    data = dataclasses.replace(
-        run.data, seq_len=room.max_length, tiles_per_group=room.tiles_per_group
-    )
+    if room.max_length == 0:
+        files = ", ".join(source.path for source in run.data.sources)
+        raise ValueError(f"no sample of {files} is left by the policies; see validate_data")
+    chunk = run.train.logits_chunk or 1
+    length = min(-(-room.max_length // chunk) * chunk, run.model.decoder.max_length)
+    data = dataclasses.replace(run.data, seq_len=length, tiles_per_group=room.tiles_per_group)
     return dataclasses.replace(run, data=data)
 
 
@@ -101,26 +113,20 @@ def train_or_resume(run: RunConfig, directory: Path, bar: Bar = cli.progress_bar
       ValueError: the directory holds a run of another config; the message says what to do.
     """
     timing = directory / "seconds.json"
-    spent = json.loads(timing.read_text()) if timing.is_file() else 0.0
-    check_same_run(run, directory)
+    spent = kept.load(timing, "seconds of training") or 0.0
+    cli.check_same_run(run, directory)
     done = cli.steps_done(directory)
     if done >= run.train.steps:
         return spent
-    with bar(f"train {directory.name}", run.train.steps, done) as progress:
-        finished = train_lib.train(run, directory, progress)
-    spent += finished.seconds
-    timing.write_text(json.dumps(spent))
+    start = time.monotonic()
+    try:
+        with bar(f"train {directory.name}", run.train.steps, done) as progress:
+            train_lib.train(run, directory, progress)
+    finally:  # An interrupted start counts too.
+        spent += time.monotonic() - start
+        if directory.is_dir():
+            kept.save(timing, "seconds of training", spent)
     return spent
-
-
-def check_same_run(run: RunConfig, directory: Path) -> None:
-    """Raises ValueError if `directory` holds checkpoints of another config than `run`."""
-    path = directory / "config.json"
-    if path.is_file() and cli.steps_done(directory) and path.read_text() != serialize.to_json(run):
-        raise ValueError(
-            f"{directory} holds a run of another config (compare {path}); choose another "
-            "--workdir or remove that directory"
-        )
 
 
 def run_arm(
@@ -131,15 +137,21 @@ def run_arm(
     run = variant_run(ablation.base, variant, seed)
     seconds = train_or_resume(run, directory, bar)
     path = directory / "readings.json"
-    if path.is_file():
-        return ArmResult(directory, seconds, evaluation.load_readings(path))
+    settings = {
+        "run": serialize.to_plain(run),
+        "source": serialize.to_plain(ablation.eval_source),
+        "evaluation": dataclasses.asdict(ablation.evaluation),
+    }
+    rows = kept.load(path, settings)
+    if rows is not None:
+        return ArmResult(directory, seconds, evaluation.readings_from(rows))
     weights = cli.load_weights(directory, run.model)
     total = evaluation.num_samples(ablation.eval_source, ablation.evaluation)
     with bar(f"read with {directory.name}", total) as progress:
         readings = evaluation.evaluate(
             weights, run, ablation.eval_source, ablation.evaluation, progress
         )
-    evaluation.save_readings(readings, path)
+    kept.save(path, settings, [dataclasses.asdict(r) for r in readings])
     return ArmResult(directory, seconds, readings)
 
 

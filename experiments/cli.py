@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -16,7 +17,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from bluelm_jax import checkpoints, config, layout, params, vlm
+from bluelm_jax import checkpoints, config, layout, params, serialize, vlm
+from bluelm_jax.run_config import RunConfig
 
 
 @contextlib.contextmanager
@@ -67,6 +69,43 @@ def steps_done(directory: str | Path) -> int:
     """Step of the newest checkpoint of a run; 0 when there is none."""
     path = Path(directory) / "checkpoints"
     return checkpoints.latest_step(path) or 0
+
+
+# Fields of a run that may change between its starts: none of them changes what a step computes,
+# except that more steps stretch the learning-rate schedule.
+FREE = {
+    "steps",
+    "log_every",
+    "save_every",
+    "keep_checkpoints",
+    "num_workers",
+    "num_threads",
+    "mesh",
+}
+
+
+def check_same_run(run: RunConfig, directory: Path) -> None:
+    """Raises ValueError if `directory` holds checkpoints of a run that computed something else."""
+    path = directory / "config.json"
+    if not (path.is_file() and steps_done(directory)):
+        return
+    before, now = (_flat(serialize.to_plain(r)) for r in (serialize.load_run_config(path), run))
+    changed = sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k))
+    changed = [k for k in changed if not FREE & set(k.split("."))]
+    if changed:
+        shown = "; ".join(f"{k} {before.get(k)!r} -> {now.get(k)!r}" for k in changed[:6])
+        raise ValueError(
+            f"{directory} holds a run of another config, {len(changed)} differences: {shown}. "
+            "Choose another --workdir (TrainConfig.init_from takes its weights) or remove it"
+        )
+
+
+def _flat(value: Any, name: str = "") -> dict[str, Any]:
+    """Leaves of nested dicts by their dotted names."""
+    if not isinstance(value, dict):
+        return {name: value}
+    parts = (_flat(v, f"{name}.{k}" if name else k) for k, v in value.items())
+    return {k: v for part in parts for k, v in part.items()}
 
 
 def num_parameters(model: config.VLMConfig) -> int:

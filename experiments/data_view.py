@@ -176,6 +176,8 @@ def show(
 def configured_run(directory: str | None) -> run_config.RunConfig:
     """The run of --run=DIRECTORY, or else of --gin_file and --gin_bindings (`RunConfig.data`, ...)."""
     if directory is not None:
+        if command.GIN_FILE.value or command.GIN_BINDINGS.value:
+            raise ValueError("--run takes the run's own config; leave the gin flags out")
         return serialize.load_run_config(directory)
     return command.build(run_config.RunConfig)
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from bluelm_jax import aspect_ratio, generate, layout
+from bluelm_jax.config import check, check_positive
 from bluelm_jax.data import batching, conversation, images, sources
 from bluelm_jax.data import tokenizer as tokenizers
 from bluelm_jax.data.examples import Example
@@ -39,6 +39,10 @@ class EvalConfig:
     batch_size: int = 50
     limit: int = 0
     sampling: generate.SamplingConfig = generate.SamplingConfig(max_new_tokens=32)
+
+    def __post_init__(self):
+        check_positive(self, "batch_size")
+        check(self, "limit", self.limit >= 0, ">= 0")
 
 
 binding.register(generate.SamplingConfig)
@@ -73,7 +77,10 @@ def eval_run(run: RunConfig, source: SourceConfig, batch_size: int) -> RunConfig
     )  # fmt: skip
     train = dataclasses.replace(run.train, accumulation=1)
     room = Pipeline(data, side=run.token_side).measure()
-    data = dataclasses.replace(data, seq_len=room.max_length, tiles_per_group=room.tiles_per_group)
+    if room.max_length == 0:
+        raise ValueError(f"no sample of {source.path} is left by the policies; see validate_data")
+    length = min(room.max_length, run.model.decoder.max_length)  # Longer ones are named when read.
+    data = dataclasses.replace(data, seq_len=length, tiles_per_group=room.tiles_per_group)
     return dataclasses.replace(run, data=data, train=train)
 
 
@@ -191,7 +198,8 @@ def _reading(
     files = sources.image_files(record, prompt.name)
     path, grid, bucket = None, None, "text"
     if files:
-        path = str(Path(source.image_root) / files[0])
+        root = source.image_root or os.path.dirname(source.path)
+        path = os.path.join(root, files[0])
         width, height = images.read_size(path)
         cols, rows = aspect_ratio.choose_grid(width, height, run.data.tiling, len(files))
         grid = (cols, rows)
@@ -221,15 +229,6 @@ def num_samples(source: SourceConfig, cfg: EvalConfig) -> int:
     return min(cfg.limit, records) if cfg.limit else records
 
 
-def save_readings(readings: Sequence[Reading], path: Path) -> None:
-    """Writes readings as JSON, all or nothing."""
-    text = json.dumps([dataclasses.asdict(r) for r in readings], indent=1, ensure_ascii=False)
-    partial = path.with_suffix(".partial")
-    partial.write_text(text + "\n", encoding="utf-8")
-    partial.replace(path)
-
-
-def load_readings(path: Path) -> list[Reading]:
-    """Inverse of `save_readings`."""
-    rows = json.loads(path.read_text(encoding="utf-8"))
+def readings_from(rows: Sequence[Mapping]) -> list[Reading]:
+    """Readings of the dicts that `dataclasses.asdict` made of them, by way of JSON."""
     return [Reading(**{**row, "grid": row["grid"] and tuple(row["grid"])}) for row in rows]

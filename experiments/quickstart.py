@@ -25,6 +25,7 @@ from pathlib import Path
 
 from absl import flags
 
+from bluelm_jax.files import write_text
 from experiments import ablation, cli, gin_setup, report, summarise
 from experiments import quickstart_steps as steps
 from experiments import results as results_lib
@@ -68,7 +69,7 @@ def run_job(job: Quickstart, workdir: Path, export: bool) -> Results:
         export_note=note,
     )  # fmt: skip
     report.write_report(results, workdir, image_root=".")
-    stamp.write_text(text)
+    write_text(stamp, text)
     return results
 
 

@@ -17,8 +17,9 @@ import numpy as np
 from bluelm_jax import generate, serialize
 from bluelm_jax.data.rendering import reading_pages
 from bluelm_jax.data_config import SourceConfig
+from bluelm_jax.files import write_text
 from bluelm_jax.run_config import RunConfig
-from experiments import ablation, cli, evaluation, gin_setup, provenance
+from experiments import ablation, cli, evaluation, gin_setup, kept, provenance
 from experiments.ablation import Ablation
 from experiments.quickstart_config import Pages, Quickstart
 from experiments.results import ExportResult, RunInfo
@@ -31,7 +32,7 @@ class Phases:
 
     def __init__(self, path: Path):
         self._path = path
-        self.seconds: dict[str, float] = json.loads(path.read_text()) if path.is_file() else {}
+        self.seconds: dict[str, float] = kept.load(path, "seconds by phase") or {}
 
     def run(self, name: str, work: Callable[[], T]) -> T:
         """Calls `work()` and adds its seconds to phase `name`."""
@@ -40,7 +41,7 @@ class Phases:
             return work()
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - start
-            self._path.write_text(json.dumps(self.seconds, indent=1) + "\n")
+            kept.save(self._path, "seconds by phase", self.seconds)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +54,11 @@ class Sources:
 
 
 def make_sources(job: Quickstart, workdir: Path) -> Sources:
-    """The user's files, or pages rendered into `workdir`/data unless they are there."""
+    """The user's files, or pages rendered into `workdir`/data unless they are there.
+
+    Raises:
+      ValueError: pages of other settings are there.
+    """
     if job.train_json and job.eval_json:
         train = SourceConfig(path=job.train_json, image_root=job.image_root)
         held_out = SourceConfig(path=job.eval_json, image_root=job.image_root)
@@ -65,11 +70,16 @@ def make_sources(job: Quickstart, workdir: Path) -> Sources:
         ("stage2_eval", pages.stage2, "eval", pages.eval_count),
     ]
     stamp, text = data / "pages.json", serialize_pages(pages)
-    if not (stamp.is_file() and stamp.read_text() == text):
+    if stamp.is_file() and stamp.read_text() != text:
+        raise ValueError(
+            f"{data} holds pages of other settings (compare {stamp}); choose another --workdir or "
+            "remove that directory"
+        )
+    if not stamp.is_file():
         for name, look, split, count in wanted:
             print(f"rendering {count:,} pages: {name}", file=sys.stderr)
             reading_pages.write_split(data, look, seed=pages.seed, split=split, num_pages=count)
-        stamp.write_text(text)
+        write_text(stamp, text)
     return Sources(
         *(SourceConfig(path=str(data / f"{n}.json"), image_root=str(data)) for n, *_ in wanted)
     )
@@ -110,8 +120,14 @@ def export_and_compare(job: Quickstart, plan: Ablation, workdir: Path) -> Export
     variant = next(v for v in job.variants if v.name == job.subject)
     run_dir = ablation.run_directory(workdir, variant, job.seeds[0], job.seeds)
     result, bundle = workdir / "export.json", workdir / "export"
-    if result.is_file():
-        return json.loads(result.read_text())
+    settings = {
+        "run": serialize.to_plain(serialize.load_run_config(run_dir)),
+        "export": [job.export_gin, Path(job.export_gin).read_text(), job.export_count],
+        "evaluation": dataclasses.asdict(job.evaluation),
+    }
+    done = kept.load(workdir / "export_kept.json", settings)
+    if done is not None:
+        return done
     prompts = workdir / "export_prompts.npz"
     save_prompts(job, plan, run_dir, prompts)
     _run(
@@ -122,7 +138,9 @@ def export_and_compare(job: Quickstart, plan: Ablation, workdir: Path) -> Export
         "export.compare", f"--bundle=TFLite float={bundle}_float",
         f"--bundle=TFLite quantised={bundle}", f"--prompts={prompts}", f"--result={result}",
     )  # fmt: skip
-    return json.loads(result.read_text())
+    compared = json.loads(result.read_text())
+    kept.save(workdir / "export_kept.json", settings, compared)
+    return compared
 
 
 def _run(module: str, *arguments: str) -> None:

@@ -52,6 +52,7 @@ def main() -> None:
         return
     workdir = Path(WORKDIR.value)
     texts = {"config.gin": binding.resolved()}
+    cli.check_same_run(run, workdir)
     with cli.progress_bar(workdir.name, run.train.steps, cli.steps_done(workdir)) as progress:
         finished = train_lib.train(run, workdir, progress, texts)
     print(

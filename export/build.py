@@ -110,10 +110,3 @@ def _prepare(directory: Path) -> None:
             f"{directory} holds other files ({', '.join(strangers[:3])}); name a new directory"
         )
     manifest.unlink(missing_ok=True)
-
-
-def export_bundle(
-    p: Tree, cfg: config.VLMConfig, ex: ExportConfig, directory: str | Path, **prompt_info: Any
-) -> bundle.Manifest:
-    """`lower_all` and `write_bundle` in one; same arguments and errors."""
-    return write_bundle(lower_all(p, cfg, ex), p, cfg, ex, directory, **prompt_info)

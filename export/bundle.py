@@ -129,8 +129,14 @@ def _parse(path: Path) -> Manifest:
         found = (plain.pop("format"), plain.pop("version"))
         if found != (FORMAT, VERSION):
             raise BundleError(f"{path}: format {found}, this runner reads {(FORMAT, VERSION)}")
+        for name, entry in plain["files"].items():
+            if Path(name).name != name or not isinstance(entry["bytes"], int):
+                raise ValueError(f"entry {name!r} names no file of the bundle, or no size")
+            str(entry["sha256"])
         return Manifest(**{**plain, "shapes": Shapes(**plain["shapes"])})
-    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+    except BundleError:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise BundleError(f"{path}: not a bundle manifest: {error}") from error
 
 

@@ -15,6 +15,8 @@ import difflib
 import inspect
 import re
 import tokenize
+import types
+import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -47,6 +49,7 @@ def register(cls: type[T]) -> type[T]:
     """Registers a dataclass with gin under its own name. Usable as a decorator."""
 
     def build(**fields):
+        fields = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
         _check_types(cls, fields)
         return cls(**fields)
 
@@ -58,20 +61,31 @@ def register(cls: type[T]) -> type[T]:
     return cls
 
 
-_TYPES = {"int": int, "float": (int, float), "bool": bool, "str": str}
-
-
 def _check_types(cls: type, values: dict[str, Any]) -> None:
-    """Raises ValueError for 1e3 where an integer is meant, '3' where a number is, and the like."""
-    for field in dataclasses.fields(cls):
-        kind = str(field.type).removesuffix(" | None")
-        value = values.get(field.name)
-        if value is None or kind not in _TYPES:
+    """Raises ValueError for 1e3 where an integer is meant, 'plain' where a class is, and the like."""
+    hints = typing.get_type_hints(cls)
+    for name, value in values.items():
+        wanted = _classes(hints.get(name, object))
+        if isinstance(value, bool):
+            fits = bool in wanted or object in wanted
+        else:
+            fits = isinstance(value, wanted) or (isinstance(value, int) and float in wanted)
+        if fits:
             continue
-        if not isinstance(value, _TYPES[kind]) or (kind != "bool" and isinstance(value, bool)):
-            raise ValueError(
-                f"{cls.__name__}.{field.name} = {value!r}: must be of type {field.type}"
-            )
+        kinds = " or ".join(sorted(kind.__name__ for kind in wanted))
+        hint = "; write @Name() with parentheses" if callable(value) else ""
+        raise ValueError(f"{cls.__name__}.{name} = {value!r}: must be of type {kinds}{hint}")
+
+
+def _classes(hint: Any) -> tuple[type, ...]:
+    """The classes that an annotation admits; a Literal admits those of its values."""
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        return tuple(kind for each in typing.get_args(hint) for kind in _classes(each))
+    if origin is typing.Literal:
+        return tuple({type(value) for value in typing.get_args(hint)})
+    found = origin or hint
+    return (found,) if isinstance(found, type) else (object,)
 
 
 def build(

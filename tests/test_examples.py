@@ -271,6 +271,16 @@ def test_prompt_is_never_truncated(tmp_path):
     assert prompt.reference == "A"
 
 
+def test_half_a_surrogate_pair_is_an_invalid_record(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text('[{"id": "a", "conversations": [{"from": "human", "value": "\\ud800"}, '
+                    '{"from": "gpt", "value": "x"}]}]')  # fmt: skip
+    pipeline = make_pipeline(path)
+    source, records = pipeline.config.sources[0], pipeline.records[0]
+    with pytest.raises(InvalidRecordError, match=r"sample 'a' .*text is not Unicode"):
+        pipeline.maker.make(records[0], source, records.where(0))
+
+
 def test_resized_maps_carry_their_corners_into_the_batch(tmp_path):
     """The second image's corners count on from the first one's views; text has no weight."""
     name = write_image(tmp_path, "a.png", 84, 84)

@@ -197,6 +197,13 @@ def test_scoped_bindings_reach_their_own_object_only():
         (["OptimConfig.peak_lr = '1e-3'"], r"OptimConfig.peak_lr = '1e-3': must be of type float"),
         (["DataConfig.shuffle = 'no'"], r"DataConfig.shuffle = 'no': must be of type bool"),
         (["DataConfig.seq_len = 999"], "data.seq_len = 999 exceeds model.decoder.max_length = 128"),
+        (["DataConfig.packing = True"], "DataConfig.packing = True: must be of type"),
+        (["DataConfig.packing = @Packing"], r"DataConfig.packing = .*write @Name\(\) with paren"),
+        (["DataConfig.layout = 'plain'"], "DataConfig.layout = 'plain': must be of type Plain or"),
+        (["DataConfig.sources = @SourceConfig()"], "DataConfig.sources = SourceConfig.*of type tup"),
+        (["SourceConfig.image_root = None"], "SourceConfig.image_root = None: must be of type str"),
+        (["stage1/TrainConfig.steps = 5", "RunConfig.train = @stage1/TrainConfig()"],
+         r"read by nothing: TrainConfig.steps .*; bind stage1/TrainConfig.steps"),
         # Syntax.
         (["TrainConfig.steps"], r"--gin_bindings: .* \(TrainConfig.steps\)$"),
         (["TrainConfig.seed = 1", "TrainConfig.steps = "], r"\(TrainConfig.seed = 1; TrainConfig.s"),

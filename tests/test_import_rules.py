@@ -46,11 +46,12 @@ DIRECT = {
     "optim": ("params",),
     "run_config": ("data_config", "layout"),
     "serialize": ("run_config",),
-    "metrics_log": (),
+    "files": (),
+    "metrics_log": ("files",),
     "interrupt": (),
     "checkpoints": ("params",),
     "train_state": ("vlm", "optim", "checkpoints", "run_config"),
-    "train": ("train_state", "loss", "data", "serialize", "metrics_log", "interrupt"),
+    "train": ("train_state", "loss", "data", "serialize", "metrics_log", "interrupt", "files"),
     "evals": ("generate", "data"),
 }
 

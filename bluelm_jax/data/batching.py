@@ -145,7 +145,7 @@ def assemble(placed: Sequence[tuple[int, Example]], shape: BatchShape) -> dict[s
         index = example.image_index
         offset = first_tile * shape.tokens_per_view
         batch["image_index"][row, span] = np.where(index >= 0, index + offset, index)
-        if shape.corners:
+        if example.corner_index is not None:
             batch["corner_index"][row, span] = example.corner_index + offset
             batch["corner_weights"][row, span] = example.corner_weights
         batch["tiles"][group, first_tile:tile_stop] = example.tiles

@@ -145,7 +145,7 @@ class Planner:
         files = _check_images(record, turns, name)
         if not with_images:
             segments = [segment for segment in segments if segment.kind != "image"]
-        plan = self._plan_segments(name, files, segments, source)
+        plan = _named(name, self._plan_segments, name, files, segments, source)
         if not plan.supervised.any():
             raise InvalidRecordError(f"{name}: no token of the sample is supervised")
         if left_out:
@@ -167,7 +167,7 @@ class Planner:
             name, conversation.render_prompt, turns, template, system=self.config.system, turn=turn
         )
         files = _check_images(record, turns, name)
-        plan = self._plan_segments(name, files, segments, source)
+        plan = _named(name, self._plan_segments, name, files, segments, source)
         return dataclasses.replace(plan, reference=reference)
 
     def _plan_segments(
@@ -295,3 +295,5 @@ def _named(name: str, render, *args, **kwargs):
         return render(*args, **kwargs)
     except InvalidRecordError as error:
         raise InvalidRecordError(f"{name}: {error}") from error
+    except UnicodeEncodeError as error:  # half of a surrogate pair, which JSON can spell
+        raise InvalidRecordError(f"{name}: text is not Unicode: {error.reason}") from error

@@ -130,7 +130,7 @@ class FileRecords:
         start, end = (int(at) for at in self._spans[index])
         try:
             record = json.loads(self._bytes[start:end])
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidRecordError(f"{self.where(index)}: not valid JSON: {error}") from error
         if not isinstance(record, dict):
             what = f"a record must be an object, got {type(record).__name__}"

@@ -1,0 +1,137 @@
+"""Arms of an ablation: the room of their batches, and what is kept between starts."""
+
+import dataclasses
+import json
+
+import pytest
+from data_helpers import record, write_dataset, write_image, write_json
+from model_helpers import TINY, make_run, replace
+
+from bluelm_jax import params, schemes, serialize, train, vlm
+from bluelm_jax.data.examples import OverlongError
+from bluelm_jax.data.pipeline import Pipeline
+from bluelm_jax.data_config import SourceConfig
+from bluelm_jax.generate import SamplingConfig
+from experiments import ablation, cli, evaluation, kept
+from experiments.ablation import Ablation, Variant
+from experiments.evaluation import EvalConfig
+
+FIXED = schemes.Tiling(scheme=schemes.Fixed(), tile_size=TINY.vision.tile_size)
+
+
+@pytest.fixture
+def run(tmp_path):
+    return make_run(write_dataset(tmp_path, count=8))
+
+
+def make_ablation(run, **fields):
+    variants = (Variant(name="fixed", label="Fixed", tiling=FIXED),)
+    values = {"subject": "fixed", "evaluation": EvalConfig(batch_size=4)} | fields
+    return Ablation(base=run, variants=variants, eval_source=run.data.sources[0], **values)
+
+
+def test_room_is_what_the_batches_need(run):
+    fitted = ablation.fit_room(run)
+    longest = max(e.length for e in Pipeline(fitted.data, side=fitted.token_side).prompts())
+    assert longest < fitted.data.seq_len < 128
+    assert fitted.data.tiles_per_group == 4
+
+
+def test_rows_end_at_a_multiple_of_the_loss_chunk(run):
+    exact = ablation.fit_room(run).data.seq_len
+    chunked = replace(run, "train", logits_chunk=16)
+    assert ablation.fit_room(chunked).data.seq_len == -(-exact // 16) * 16
+
+
+def test_a_sample_beyond_the_model_is_named_or_dropped_by_policy(tmp_path):
+    samples = [record(f"s{i}", "Q", "A" * length) for i, length in enumerate([3, 5, 900, 4])]
+    run = make_run(write_json(tmp_path / "a.json", samples))
+    fitted = ablation.fit_room(run)
+    assert fitted.data.seq_len == TINY.decoder.max_length
+    with pytest.raises(OverlongError, match="sample 's2'"):
+        for batch in iter(Pipeline(fitted.data, side=fitted.token_side)):
+            del batch
+    dropping = replace(run, "data", on_overlong="drop", epochs=1)
+    fitted = ablation.fit_room(dropping)
+    batches = iter(Pipeline(fitted.data, side=fitted.token_side))
+    with pytest.raises(StopIteration):
+        next(batches)
+    assert batches.counters.counts["overlong"] == 1
+
+
+def test_no_sample_left_names_the_file(tmp_path):
+    path = write_json(tmp_path / "a.json", [record("a", "Q", "")])
+    run = make_run(path, data={"on_invalid_record": "skip"})
+    with pytest.raises(ValueError, match=r"no sample of .*a\.json is left"):
+        ablation.fit_room(run)
+
+
+def test_seconds_of_an_interrupted_start_count(run, tmp_path, monkeypatch):
+    def interrupted(run, directory, progress):
+        directory.mkdir()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "train", interrupted)
+    clock = iter([10.0, 16.0])
+    monkeypatch.setattr(ablation.time, "monotonic", lambda: next(clock))
+    with pytest.raises(KeyboardInterrupt):
+        ablation.train_or_resume(run, tmp_path / "arm")
+    assert kept.load(tmp_path / "arm" / "seconds.json", "seconds of training") == 6.0
+
+
+def test_kept_results_belong_to_their_settings(tmp_path):
+    path = tmp_path / "x.json"
+    assert kept.load(path, {"a": 1}) is None
+    kept.save(path, {"a": (1, 2)}, [3, "ä"])
+    assert kept.load(path, {"a": [1, 2]}) == [3, "ä"]
+    assert kept.load(path, {"a": [1, 3]}) is None
+    path.write_text("{")
+    assert kept.load(path, {"a": [1, 2]}) is None
+    assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_readings_are_made_again_when_the_evaluation_changes(run, tmp_path):
+    run = replace(run, "train", steps=2, save_every=2)
+    run = replace(run, "data", batch_size=8, tile_groups=8)  # a row for each of eight devices
+    sampling = SamplingConfig(max_new_tokens=14)
+    plan = make_ablation(run, evaluation=EvalConfig(batch_size=4, sampling=sampling))
+    first = ablation.run_arm(plan, plan.variants[0], 0, tmp_path / "w")
+    assert len(first.readings) == 8 and first.seconds > 0
+    again = ablation.run_arm(plan, plan.variants[0], 0, tmp_path / "w")
+    assert again.readings == first.readings and again.seconds == first.seconds
+    fewer = dataclasses.replace(
+        plan, evaluation=EvalConfig(limit=3, batch_size=4, sampling=sampling)
+    )
+    assert len(ablation.run_arm(fewer, plan.variants[0], 0, tmp_path / "w").readings) == 3
+
+
+def test_another_config_in_a_used_directory_is_refused_by_field(run, tmp_path):
+    directory = tmp_path / "w"
+    (directory / "checkpoints" / "2").mkdir(parents=True)
+    (directory / "config.json").write_text(serialize.to_json(run))
+    cli.check_same_run(run, directory)
+    cli.check_same_run(replace(run, "train", steps=9, log_every=3), directory)
+    other = replace(run, "train", seed=5)
+    with pytest.raises(ValueError, match=r"1 differences: train.seed 0 -> 5\. Choose another"):
+        cli.check_same_run(other, directory)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [({"subject": "relaxd"}, "one of the variants"), ({"seeds": (1, 1)}, "all different")],
+)
+def test_ablation_is_checked(run, fields, message):
+    with pytest.raises(ValueError, match=message):
+        make_ablation(run, **fields)
+
+
+def test_images_beside_the_file_are_found_without_an_image_root(tmp_path):
+    name = write_image(tmp_path, "a.png", 30, 20)
+    path = write_json(tmp_path / "a.json", [record("a", "<image>", "Answer", image=name)])
+    run = make_run(path)
+    weights = params.init(vlm.specs(run.model), params.jax.random.key(0))
+    cfg = EvalConfig(batch_size=1, sampling=SamplingConfig(max_new_tokens=3))
+    with pytest.warns(UserWarning, match="max_new_tokens = 3 is too short for .* 1 of 1"):
+        (reading,) = evaluation.evaluate(weights, run, SourceConfig(path=str(path)), cfg)
+    assert reading.image == str(tmp_path / name) and reading.grid == (1, 1)
+    assert json.dumps(dataclasses.asdict(reading))
