@@ -158,7 +158,7 @@ def test_mistakes_end_in_one_line(trained, data, tmp_path):
         (("experiments.train", TINY_GIN, "--workdri=x"), "workdri"),
         (("experiments.train", TINY_GIN), "--workdir"),
         (train_arguments(data, other, "--gin_bindings=DecoderConfig.mlp_dim = 64"),
-         "params/decoder/blocks/mlp/down/kernel"),
+         "model.decoder.mlp_dim 32 -> 64"),
         (train_arguments(tmp_path, tmp_path / "new"), str(tmp_path / "stage1_train.json")),
         (("experiments.evaluate", f"--run={tmp_path}", "--data_json=x.json"), "config.json"),
     ]  # fmt: skip
