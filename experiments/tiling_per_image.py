@@ -28,7 +28,7 @@ def write(path: str, sizes: Sizes) -> None:
     Relaxed columns follow the letter of Algorithm 1: 0 where the library takes its fallback.
     """
     with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
+        writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["width", "height", *(name for name, _ in _columns(sizes, slice(0, 0)))])
         for start in range(0, len(sizes), _BLOCK):
             block = slice(start, start + _BLOCK)

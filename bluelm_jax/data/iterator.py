@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import signal
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -22,6 +23,12 @@ class _Waiting(NamedTuple):
 
     place: int
     example: Example
+
+
+def _leave_interrupts_to_the_main_process(worker: int, count: int) -> None:
+    """A terminal sends Ctrl-C to workers too, where it would break off what the main one waits for."""
+    del worker, count
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 class BatchIterator(grain.DatasetIterator):
@@ -155,7 +162,8 @@ class BatchIterator(grain.DatasetIterator):
                 grain.MultiprocessingOptions(
                     num_workers=config.num_workers,
                     per_worker_buffer_size=max(1, config.prefetch),
-                )
+                ),
+                worker_init_fn=_leave_interrupts_to_the_main_process,
             )
         return iter(stream)
 
