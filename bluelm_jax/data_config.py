@@ -7,6 +7,7 @@ of a view) are arguments of the functions that need them, so that they are writt
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import Literal
 
 from bluelm_jax import schemes
@@ -63,6 +64,11 @@ class SourceConfig:
     def __post_init__(self):
         check(self, "path", bool(self.path), "a file")
         check_positive(self, "weight")
+
+    @property
+    def folder(self) -> str:
+        """Where image paths start: `image_root`, or the folder of the file."""
+        return self.image_root or os.path.dirname(self.path)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -58,6 +58,7 @@ def main() -> None:
         print(describe_arms(plan))
         return
     workdir, start = Path(WORKDIR.value), time.monotonic()
+    ablation.check_held_out(plan)
     schemes, samples = ablation.run_ablation(plan, workdir)
     results = summarise.build_results(
         run_info(plan, time.monotonic() - start), schemes,

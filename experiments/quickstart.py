@@ -53,7 +53,7 @@ def run_job(job: Quickstart, workdir: Path, export: bool) -> Results:
     sources = phases.run("data", lambda: steps.make_sources(job, workdir))
     stage1, first = workdir / "stage1", steps.stage1_run(job, sources.stage1)
     plan = steps.stage2_ablation(job, sources, stage1)
-    ablation.check_held_out(plan)  # Before stage 1 already.
+    ablation.check_held_out(plan)
     phases.run("stage 1", lambda: ablation.train_or_resume(first, stage1))
     schemes_read, samples = phases.run(
         "stage 2 and reading", lambda: ablation.run_ablation(plan, workdir)

@@ -21,8 +21,6 @@ from bluelm_jax.data_config import (
 )
 from export import bundle
 
-IMAGE = conversation.IMAGE
-
 
 def describe(data: DataConfig) -> tuple[dict[str, Any], dict[str, Path]]:
     """What a bundle keeps of a data config.

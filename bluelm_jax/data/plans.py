@@ -9,7 +9,6 @@ segment by segment in training and generation alike.
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -242,7 +241,7 @@ class Planner:
 
     def _find_image(self, source: SourceConfig, file: str) -> tuple[str, int, int]:
         """Path, width and height of an image of a source."""
-        path = images.resolve_path(source.image_root or os.path.dirname(source.path), file)
+        path = images.resolve_path(source.folder, file)
         return (path, *images.read_size(path, self.limits))
 
     def _image_tokens(
