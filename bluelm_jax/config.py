@@ -4,8 +4,7 @@ A config says everything that fixes a shape or a number; functions take it besid
 inputs. Nothing here imports JAX, so reading a config costs nothing. Values are checked when the
 object is made, and the error names the field, the value and the bound.
 
-Presets with published numbers name their source. BlueLM-3B itself is unpublished: what this file
-assumes for it is said in `bluelm_v_3b`.
+Ready-made models stand in `presets`.
 """
 
 from __future__ import annotations
@@ -13,25 +12,26 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
+from bluelm_jax.checks import check, check_positive
+from bluelm_jax.downsampler_config import (
+    ACTIVATIONS,
+    Activation,
+    AvgPool,
+    Downsampler,
+    Identity,
+    PixelShuffle,
+    ProjectorConfig,
+    Resampler,
+    VilaConcat,
+)
+
 Dtype = Literal["float32", "bfloat16"]
-
-
-def check(owner: object, field: str, ok: bool, bound: str) -> None:
-    """Raises ValueError naming class, field, value and bound unless `ok`."""
-    if not ok:
-        value = getattr(owner, field)
-        raise ValueError(f"{type(owner).__name__}.{field} = {value!r}: must be {bound}")
-
-
-def check_positive(owner: object, *fields: str) -> None:
-    """Raises ValueError for the first of `fields` whose value is not above zero."""
-    for field in fields:
-        check(owner, field, getattr(owner, field) > 0, "> 0")
+_VILA, _MLP = VilaConcat(), ProjectorConfig()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VisionConfig:
-    """A SigLIP-shaped ViT (no class token, learned positions, tanh GELU).
+    """A SigLIP-shaped ViT (no class token, learned positions, pre-norm blocks).
 
     Defaults are SigLIP so400m/14 at 384 pixels: a VALID 14x14 convolution gives 27x27 patches and
     drops the last 6 pixels of each side.
@@ -39,10 +39,14 @@ class VisionConfig:
     Attributes:
       tile_size: side of a tile, pixels.
       patch_size: side of a patch, pixels.
+      depth: blocks of the published tower; `num_blocks` of them are there.
+      activation: of the MLPs; 'gelu' is the tanh form that SigLIP uses, 'gelu_exact' the erf form.
       feature: 'last' is the output of the final layer norm; 'penultimate' is the residual stream
-        before the last block, without final norm, as LLaVA-style models read SigLIP.
-      unroll: blocks per scan step; the exporter sets it to `depth` so that no loop is left.
-      remat: recompute each block in the backward pass instead of keeping its activations.
+        before the last block, without final norm, as LLaVA-style models read SigLIP. Last block
+        and final norm then do not exist.
+      unroll: blocks per scan step.
+      remat: keep only the input of each block for the backward pass and compute the block again
+        there: a third more work. Small models switch it off.
     """
 
     tile_size: int = 384
@@ -52,51 +56,31 @@ class VisionConfig:
     mlp_dim: int = 4304
     num_heads: int = 16
     norm_eps: float = 1e-6
+    activation: Activation = "gelu"
     feature: Literal["last", "penultimate"] = "last"
     position_scale: float = 0.02
     unroll: int = 1
-    remat: bool = False
+    remat: bool = True
 
     def __post_init__(self):
         check_positive(self, "patch_size", "width", "depth", "mlp_dim", "num_heads", "norm_eps")
         check(self, "tile_size", self.tile_size >= self.patch_size, f">= {self.patch_size}")
         check(self, "num_heads", self.width % self.num_heads == 0, f"a divisor of {self.width}")
+        check(self, "activation", self.activation in ACTIVATIONS, f"one of {ACTIVATIONS}")
         check(self, "feature", self.feature in ("last", "penultimate"), "'last' or 'penultimate'")
-        check(self, "unroll", 1 <= self.unroll <= self.depth, f"in 1..{self.depth}")
+        least = 1 if self.feature == "last" else 2
+        check(self, "depth", self.depth >= least, f">= {least} with feature = {self.feature!r}")
+        check(self, "unroll", 1 <= self.unroll <= self.num_blocks, f"in 1..{self.num_blocks}")
 
     @property
     def side(self) -> int:
         """Patches along one side of a tile."""
         return self.tile_size // self.patch_size
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class VilaConcat:
-    """Concatenate each factor x factor block of tokens, fuse it with one linear layer (VILA).
-
-    The token map is zero-padded at the end of each side to a multiple of `factor`: 27 -> 28 -> 14,
-    so 729 tokens become 196 (BlueLM-V-3B, sec. 3.3).
-    """
-
-    factor: int = 2
-
-    def __post_init__(self):
-        check_positive(self, "factor")
-
-
-Downsampler = VilaConcat
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ProjectorConfig:
-    """MLP from vision width to decoder width; the paper's has two layers and a GELU between."""
-
-    depth: int = 2
-    activation: Literal["gelu", "silu"] = "gelu"
-
-    def __post_init__(self):
-        check_positive(self, "depth")
-        check(self, "activation", self.activation in ("gelu", "silu"), "'gelu' or 'silu'")
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that exist: all that the feature depends on."""
+        return self.depth - (self.feature == "penultimate")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -112,6 +96,7 @@ class DecoderConfig:
       embed_scale: multiplies embeddings (MiniCPM: 12).
       residual_scale: multiplies each residual branch (MiniCPM: 1.4 / sqrt(layers)).
       logit_divisor: divides the last hidden state before the head (MiniCPM: width / 256).
+      attention_block: queries of a training row whose scores exist at one time; 0 takes all.
     """
 
     vocab_size: int
@@ -130,8 +115,9 @@ class DecoderConfig:
     embed_scale: float = 1.0
     residual_scale: float = 1.0
     logit_divisor: float = 1.0
+    attention_block: int = 512
     unroll: int = 1
-    remat: bool = False
+    remat: bool = True
 
     def __post_init__(self):
         check_positive(self, "vocab_size", "width", "depth", "mlp_dim", "num_heads", "max_length")
@@ -139,6 +125,7 @@ class DecoderConfig:
         check(self, "head_dim", self.head_dim > 0 and self.head_dim % 2 == 0, "even and > 0")
         divides = self.num_heads % self.num_kv_heads == 0
         check(self, "num_kv_heads", divides, f"a divisor of num_heads = {self.num_heads}")
+        check(self, "attention_block", self.attention_block >= 0, ">= 0")
         check(self, "unroll", 1 <= self.unroll <= self.depth, f"in 1..{self.depth}")
 
 
@@ -154,13 +141,33 @@ class VLMConfig:
 
     vision: VisionConfig
     decoder: DecoderConfig
-    downsampler: Downsampler = VilaConcat()
-    projector: ProjectorConfig = ProjectorConfig()
+    downsampler: Downsampler = _VILA
+    projector: ProjectorConfig = _MLP
     newline: bool = False
     dtype: Dtype = "float32"
 
     def __post_init__(self):
         check(self, "dtype", self.dtype in ("float32", "bfloat16"), "'float32' or 'bfloat16'")
+        width = self.decoder.width
+        if isinstance(self.downsampler, Resampler):
+            whole = width % self.downsampler.head_dim == 0 and width % 4 == 0
+            bound = f"of a head_dim that divides decoder.width = {width}, itself a multiple of 4"
+            check(self, "downsampler", whole, bound)
+        entering = self.token_width
+        joined = self.projector.depth > 0 or entering == width
+        bound = f"of depth >= 1: tokens of width {entering} enter a decoder of width {width}"
+        check(self, "projector", joined, bound)
+
+    @property
+    def token_width(self) -> int:
+        """Width of a token between downsampler and projector."""
+        match self.downsampler:
+            case VilaConcat() | AvgPool() | Identity():
+                return self.vision.width
+            case PixelShuffle(factor=factor):
+                return factor**2 * self.vision.width
+            case Resampler():
+                return self.decoder.width
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -216,6 +223,8 @@ class TrainConfig:
         'projector'), stage 2 everything.
       accumulation: micro-batches a step; gradients are those of the token-weighted mean over all.
       init_from: checkpoint directory of an earlier stage to take the weights from.
+      init_parts: parts of the tree taken from there, the others being drawn from the seed; None
+        takes all. ('vision', 'decoder') starts another downsampler from a trained tower and decoder.
       logits_chunk: sequence positions whose logits exist at one time in the loss; 0 takes all.
     """
 
@@ -226,7 +235,8 @@ class TrainConfig:
     optim: OptimConfig = OptimConfig()
     mesh: MeshConfig = MeshConfig()
     init_from: str | None = None
-    logits_chunk: int = 0
+    init_parts: tuple[str, ...] | None = None
+    logits_chunk: int = 512
     log_every: int = 10
     save_every: int = 500
     keep_checkpoints: int = 2
@@ -240,56 +250,6 @@ class TrainConfig:
         known = {"vision", "downsampler", "projector", "decoder", "newline"}
         bad = not self.trainable or set(self.trainable) - known
         check(self, "trainable", not bad, f"a non-empty choice of {sorted(known)}")
-
-
-# Presets -----------------------------------------------------------------------------------------
-
-
-def siglip_so400m() -> VisionConfig:
-    """SigLIP so400m/14 at 384 pixels, final-layer features (public checkpoint config)."""
-    return VisionConfig()
-
-
-def minicpm_2b(**overrides) -> DecoderConfig:
-    """MiniCPM-2B (openbmb/MiniCPM-2B-sft-bf16 config), the LLM of the paper's open ablation."""
-    values = dict(
-        vocab_size=122_753, width=2304, depth=40, mlp_dim=5760, num_heads=36, num_kv_heads=36,
-        head_dim=64, max_length=4096, norm_eps=1e-5, tied_head=True, embed_scale=12.0,
-        residual_scale=1.4 / 40**0.5, logit_divisor=2304 / 256,
-    )  # fmt: skip
-    return DecoderConfig(**{**values, **overrides})
-
-
-def bluelm_3b(**overrides) -> DecoderConfig:
-    """A 2.7B decoder in BlueLM's published 7B style. ASSUMED: BlueLM-3B's shape is unpublished.
-
-    From the public BlueLM-7B: embedding LayerNorm, RMSNorm eps 1e-6, no linear biases, theta 1e4,
-    vocabulary 100,096. Width, depth, heads and MLP width are guesses that give 2.73B parameters.
-    """
-    values = dict(
-        vocab_size=100_096, width=2560, depth=32, mlp_dim=6656, num_heads=20, num_kv_heads=20,
-        head_dim=128, max_length=4096, norm_eps=1e-6, tied_head=True, embed_norm=True,
-    )  # fmt: skip
-    return DecoderConfig(**{**values, **overrides})
-
-
-def bluelm_v_minicpm_2b(dtype: Dtype = "bfloat16") -> VLMConfig:
-    """SigLIP-400M + MiniCPM-2B: the model of the paper's ablation (table 2)."""
-    return VLMConfig(vision=siglip_so400m(), decoder=minicpm_2b(), dtype=dtype)
-
-
-def bluelm_v_3b(dtype: Dtype = "bfloat16") -> VLMConfig:
-    """SigLIP-400M + the assumed BlueLM-3B decoder (see `bluelm_3b`)."""
-    return VLMConfig(vision=siglip_so400m(), decoder=bluelm_3b(), dtype=dtype)
-
-
-def tiny(**decoder_overrides) -> VLMConfig:
-    """The smallest model with every part of the real one; for tests."""
-    values = dict(
-        vocab_size=280, width=32, depth=2, mlp_dim=64, num_heads=4, num_kv_heads=2, head_dim=8,
-        max_length=512,
-    )  # fmt: skip
-    return VLMConfig(
-        vision=VisionConfig(tile_size=20, patch_size=4, width=24, depth=2, mlp_dim=48, num_heads=2),
-        decoder=DecoderConfig(**{**values, **decoder_overrides}),
-    )
+        taken = self.init_parts
+        bad = taken is not None and (not taken or set(taken) - known or self.init_from is None)
+        check(self, "init_parts", not bad, f"None or, with init_from, a choice of {sorted(known)}")

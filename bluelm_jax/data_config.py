@@ -11,7 +11,7 @@ import os
 from typing import Literal
 
 from bluelm_jax import schemes
-from bluelm_jax.config import check, check_positive
+from bluelm_jax.checks import check, check_positive
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,51 +43,81 @@ TokenizerChoice = ByteTokens | TokenizerFile | SentencePieceFile
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SourceConfig:
-    """One file of records and the folder its image paths start from.
+    """Records to read and the folder their image paths start from.
 
     Attributes:
-      path: a LLaVA JSON file (one array) or a JSONL file (one record a line).
-      image_root: folder that the `image` entries are relative to and must not lead out of; ''
-        is the folder of the file.
+      path: a LLaVA JSON file (one array) or JSONL file (one record a line), a folder made by
+        `experiments.prepare_data` or `.array_record` files, or a Hugging Face data set on disk (a
+        `save_to_disk` folder, or a folder of parquet or arrow files). A file's name may be a
+        pattern with `*`, for ArrayRecord, parquet and arrow.
+      image_root: folder that the `image` entries are relative to and must not lead out of; '' is
+        the folder that `path` lies in.
+      name: what tables call the source; '' is the file's name without its ending.
       weight: share of this source in a mixture, relative to the others.
+      repeat: how often one epoch of the mixture has each sample, fractions allowed; None mixes by
+        `weight`. Every source of a mixture has a repeat, or none has.
+      first: use the first so many records only; None uses all.
+      random: use so many records only, drawn by `DataConfig.seed`; None uses all.
       template: overrides `DataConfig.template` for this source.
-      index_dir: folder for the file's offset index, shared by all workers as a memory map; None
+      tiling: overrides `DataConfig.tiling` for this source; of the same tile size.
+      index_dir: folder for a JSON file's offset index, shared by all workers as a memory map; None
         keeps 16 bytes a record in each process.
     """
 
     path: str
     image_root: str = ""
+    name: str = ""
     weight: float = 1.0
+    repeat: float | None = None
+    first: int | None = None
+    random: int | None = None
     template: str | None = None
+    tiling: schemes.Tiling | None = None
     index_dir: str | None = None
 
     def __post_init__(self):
-        check(self, "path", bool(self.path), "a file")
+        check(self, "path", bool(self.path), "a file or folder")
         check_positive(self, "weight")
+        for field in ("repeat", "first", "random"):
+            value = getattr(self, field)
+            check(self, field, value is None or value > 0, "None or > 0")
+        alone = self.repeat is None or self.weight == 1
+        check(self, "repeat", alone, f"None beside weight = {self.weight}; give one of the two")
+        alone = self.random is None or self.first is None
+        check(self, "random", alone, f"None beside first = {self.first}; give one of the two")
+
+    @property
+    def label(self) -> str:
+        """`name`, or the last part of `path` without its ending."""
+        return self.name or os.path.basename(self.path.rstrip("/\\")).split(".")[0] or self.path
 
     @property
     def folder(self) -> str:
-        """Where image paths start: `image_root`, or the folder of the file."""
-        return self.image_root or os.path.dirname(self.path)
+        """Where image paths start: `image_root`, or the folder that `path` lies in."""
+        return self.image_root or os.path.dirname(self.path.rstrip("/\\"))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Packing:
     """Several samples a row; attention and positions stay within a sample.
 
-    First fit over an order-preserving buffer: a batch is closed when `lookahead` samples wait that
-    fit in none of its rows. They are first in line for the next batch, so none waits longer than
-    its turn.
+    Samples wait in a bounded buffer, in their order, for a row that suits them.
 
     Attributes:
-      lookahead: samples that may wait. More wastes fewer positions and costs their memory.
+      fit: 'best' fills one row after the other: the sample that has waited longest, and the set of
+        waiting samples that leaves fewest positions and tiles unused beside it; none waits for more
+        than lookahead / tile_groups batches. 'first' puts each sample into the first row with room
+        and closes a batch when `lookahead` samples wait; they are first in line for the next one.
+      lookahead: samples that may wait. More wastes less and costs their memory, mostly their tiles.
       max_samples_per_row: bound on the samples of one row; None for no bound.
     """
 
-    lookahead: int = 16
+    fit: Literal["best", "first"] = "best"
+    lookahead: int = 64
     max_samples_per_row: int | None = None
 
     def __post_init__(self):
+        check(self, "fit", self.fit in ("best", "first"), "one of best, first")
         check_positive(self, "lookahead")
         limit = self.max_samples_per_row
         check(self, "max_samples_per_row", limit is None or limit > 0, "None or > 0")
@@ -102,7 +132,7 @@ class DataConfig:
     """How records become batches.
 
     Attributes:
-      sources: files to read; several are mixed by weight. Reading needs at least one.
+      sources: what to read; several are mixed, by weight or by repeat. Reading needs at least one.
       template: name of a conversation template (`bluelm_jax.data.conversation.TEMPLATES`).
       system: system message of every sample that brings none; '' for none.
       tokenizer: which tokenizer.
@@ -115,8 +145,9 @@ class DataConfig:
       packing: None puts one sample in each row.
       shuffle: shuffle each epoch, differently every time; False reads in file order.
       seed: seed of the shuffle.
-      epochs: passes over the data; None repeats for ever. A mixture ends with the first source
-        that is through.
+      epochs: passes over the data; None repeats for ever. A mixture by weight ends with the first
+        source that is through; one epoch of a mixture by repeat is all its samples, each as often as
+        its source says.
       drop_remainder: with finite epochs, leave out the last, incomplete batch; False fills it
         with empty rows.
       num_workers: processes that decode images; 0 works in this process.
@@ -177,11 +208,27 @@ class DataConfig:
         check(self, "max_names", self.max_names >= 0, ">= 0")
         check(self, "seed", 0 <= self.seed < 2**32, "in 0..2**32 - 1")
         check(self, "epochs", self.epochs is None or self.epochs > 0, "None or > 0")
+        self._check_sources()
         self._check_choice("on_unreadable_image", *_SKIP, "replace_with_text_only")
         self._check_choice("on_overlong", "raise", "drop", "truncate_text")
         self._check_choice("on_full_group", "raise", "defer")
         self._check_choice("on_invalid_record", *_SKIP)
         self._check_choice("on_too_many_tiles", *_SKIP)
+
+    def _check_sources(self):
+        kinds = {source.repeat is None: source for source in self.sources}
+        if len(kinds) > 1:
+            raise ValueError(
+                f"DataConfig.sources: {kinds[False].label!r} has a repeat and {kinds[True].label!r} "
+                "has none; mix by repeat (1 is every sample once an epoch) or by weight, not both"
+            )
+        for source in self.sources:
+            size = self.tiling.tile_size if source.tiling is None else source.tiling.tile_size
+            if size != self.tiling.tile_size:
+                raise ValueError(
+                    f"SourceConfig.tiling of {source.label!r}: tile_size = {size}, but "
+                    f"DataConfig.tiling has {self.tiling.tile_size}; all sources share one"
+                )
 
     def _check_choice(self, field: str, *choices: str):
         check(self, field, getattr(self, field) in choices, f"one of {', '.join(choices)}")

@@ -2,7 +2,8 @@
 
 Two ways through it, equal to each other by test: `forward` for training (whole packed rows) and
 `extend` for generation (append T positions to a KV cache; T = prompt, T = 128 for the phone's
-chunked prefill, T = 1 for decoding).
+chunked prefill, T = 1 for decoding). `extend` also takes the weights as `decoding.prepare` lays them
+out: a tuple of blocks, which it goes through one by one, with fused projections.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from bluelm_jax import config, layers, params
 from bluelm_jax.params import Param, Tree
@@ -23,22 +24,35 @@ class KVCache:
     """Keys and values of all layers.
 
     Attributes:
-      k: keys after RoPE.
-      v: values.
+      k: keys after RoPE, stacked over the blocks, or a tuple of one array a block where the
+        weights are a tuple of blocks. Heads come before positions, so that attention is a batched
+        product of the cache as it lies.
+      v: values, likewise.
       lengths: positions in use, by row. What stands beyond is never attended to.
     """
 
-    k: Float[Array, "Z B C K H"]
-    v: Float[Array, "Z B C K H"]
+    k: Float[Array, "Z B K C H"] | tuple[Float[Array, "B K C H"], ...]
+    v: Float[Array, "Z B K C H"] | tuple[Float[Array, "B K C H"], ...]
     lengths: Int[Array, "B"]
 
+    @property
+    def size(self) -> int:
+        """Positions that a row has room for."""
+        return self.k[0].shape[-2]
 
-def init_cache(cfg: config.DecoderConfig, batch: int, size: int, dtype: DTypeLike) -> KVCache:
-    """An empty cache of `size` positions a row."""
-    shape = (cfg.depth, batch, size, cfg.num_kv_heads, cfg.head_dim)
-    return KVCache(
-        k=jnp.zeros(shape, dtype), v=jnp.zeros(shape, dtype), lengths=jnp.zeros(batch, jnp.int32)
-    )
+
+def init_cache(
+    cfg: config.DecoderConfig, batch: int, size: int, dtype: DTypeLike, *, stacked: bool = True
+) -> KVCache:
+    """An empty cache of `size` positions a row, one array for all blocks or (not stacked) each."""
+    shape = (batch, cfg.num_kv_heads, size, cfg.head_dim)
+
+    def empty() -> Array | tuple[Array, ...]:
+        if stacked:
+            return jnp.zeros((cfg.depth, *shape), dtype)
+        return tuple(jnp.zeros(shape, dtype) for _ in range(cfg.depth))
+
+    return KVCache(k=empty(), v=empty(), lengths=jnp.zeros(batch, jnp.int32))
 
 
 def specs(cfg: config.DecoderConfig) -> Tree:
@@ -80,7 +94,7 @@ def embed_tokens(
     p: Tree, tokens: Int[Array, "B L"], cfg: config.DecoderConfig, dtype: DTypeLike
 ) -> Float[Array, "B L D"]:
     """Scaled embeddings, through the LayerNorm where the model has one (text tokens only)."""
-    x = p["embed"].astype(dtype)[tokens] * cfg.embed_scale
+    x = layers.scaled(p["embed"].astype(dtype)[tokens], cfg.embed_scale)
     return layers.layer_norm(p["embed_norm"], x, cfg.norm_eps) if cfg.embed_norm else x
 
 
@@ -93,20 +107,26 @@ def final_hidden(
     p: Tree, x: Float[Array, "B L D"], cfg: config.DecoderConfig
 ) -> Float[Array, "B L D"]:
     """Last norm and logit divisor: what the head multiplies."""
-    return layers.rms_norm(p["norm"], x, cfg.norm_eps) / cfg.logit_divisor
+    return layers.scaled(layers.rms_norm(p["norm"], x, cfg.norm_eps), 1.0 / cfg.logit_divisor)
 
 
 def logits(
     p: Tree, hidden: Float[Array, "*B D"], cfg: config.DecoderConfig
 ) -> Float[Array, "*B V"]:
     """float32 logits of the final hidden state."""
+    if cfg.tied_head and hidden.ndim == 2:  # A token a row, as in generation.
+        return layers.rows_product(p["embed"].astype(hidden.dtype), hidden, jnp.float32)
     head = head_matrix(p, cfg).astype(hidden.dtype)
     return jnp.matmul(hidden, head, preferred_element_type=jnp.float32)
 
 
 def project_qkv(p: Tree, x: Array, rope: tuple[Array, Array], cfg: config.DecoderConfig):
     """Queries [B, T, N, H], keys and values [B, T, K, H]; RoPE applied to the first two."""
-    q, k, v = (layers.linear(p[name], x) for name in "qkv")
+    if "qkv" in p:
+        query, key = cfg.num_heads * cfg.head_dim, cfg.num_kv_heads * cfg.head_dim
+        q, k, v = jnp.split(layers.linear(p["qkv"], x), (query, query + key), axis=-1)
+    else:
+        q, k, v = (layers.linear(p[name], x) for name in "qkv")
     q = q.reshape(*x.shape[:-1], cfg.num_heads, cfg.head_dim)
     k, v = (y.reshape(*x.shape[:-1], cfg.num_kv_heads, cfg.head_dim) for y in (k, v))
     return layers.apply_rope(q, *rope), layers.apply_rope(k, *rope), v
@@ -114,22 +134,19 @@ def project_qkv(p: Tree, x: Array, rope: tuple[Array, Array], cfg: config.Decode
 
 def mlp(p: Tree, x: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
     """SwiGLU."""
-    return layers.linear(
-        p["down"], jax.nn.silu(layers.linear(p["gate"], x)) * layers.linear(p["up"], x)
-    )
+    if "gate_up" in p:
+        gate, up = jnp.split(layers.linear(p["gate_up"], x), 2, axis=-1)
+    else:
+        gate, up = layers.linear(p["gate"], x), layers.linear(p["up"], x)
+    return layers.linear(p["down"], jax.nn.silu(gate) * up)
 
 
 def finish_block(p: Tree, x: Array, attended: Array, cfg: config.DecoderConfig) -> Array:
     """Adds attention's output and the MLP to the residual stream, each times residual_scale."""
     attended = attended.reshape(*x.shape[:-1], cfg.num_heads * cfg.head_dim)
-    x = x + layers.linear(p["attn"]["out"], attended) * cfg.residual_scale
-    return x + mlp(p["mlp"], layers.rms_norm(p["norm2"], x, cfg.norm_eps)) * cfg.residual_scale
-
-
-def packed_mask(positions: Int[Array, "B L"], segments: Int[Array, "B L"]) -> Bool[Array, "B L L"]:
-    """Causal inside a segment: same segment, key position not after query position."""
-    same = segments[:, :, None] == segments[:, None, :]
-    return same & (positions[:, :, None] >= positions[:, None, :])
+    x = x + layers.scaled(layers.linear(p["attn"]["out"], attended), cfg.residual_scale)
+    y = mlp(p["mlp"], layers.rms_norm(p["norm2"], x, cfg.norm_eps))
+    return x + layers.scaled(y, cfg.residual_scale)
 
 
 def forward(
@@ -141,12 +158,12 @@ def forward(
 ) -> Float[Array, "B L D"]:
     """Final hidden states of packed rows; samples in a row do not see each other."""
     rope = layers.rope_tables(positions, cfg.head_dim, cfg.rope_theta)
-    mask = packed_mask(positions, segments)
 
     def step(x, w):
         y = layers.rms_norm(w["norm1"], x, cfg.norm_eps)
         q, k, v = project_qkv(w["attn"], y, rope, cfg)
-        x = finish_block(w, x, layers.attention(q, k, v, mask), cfg)
+        attended = layers.packed_attention(q, k, v, segments, cfg.attention_block)
+        x = finish_block(w, x, attended, cfg)
         return shard(x, "batch", "seq", "features"), None
 
     step = jax.checkpoint(step) if cfg.remat else step
@@ -170,21 +187,46 @@ def extend(
     Returns:
       Final hidden states, and the cache with lengths increased by `valid`.
     """
-    batch, chunk, _ = x.shape
-    positions = cache.lengths[:, None] + jnp.arange(chunk)[None]
+    positions = cache.lengths[:, None] + jnp.arange(x.shape[1])[None]
     rope = layers.rope_tables(positions, cfg.head_dim, cfg.rope_theta)
-    slots = jnp.arange(cache.k.shape[2])
-    mask = slots[None, None] <= positions[:, :, None]
-    rows = jnp.arange(batch)[:, None]
+    mask = jnp.arange(cache.size)[None, None] <= positions[:, :, None]
 
     def step(x, inputs):
         w, k_cache, v_cache = inputs
         y = layers.rms_norm(w["norm1"], x, cfg.norm_eps)
         q, k, v = project_qkv(w["attn"], y, rope, cfg)
-        k_cache = k_cache.at[rows, positions].set(k, mode="drop")
-        v_cache = v_cache.at[rows, positions].set(v, mode="drop")
-        x = finish_block(w, x, layers.attention(q, k_cache, v_cache, mask), cfg)
+        k_cache, v_cache = _write(k_cache, k, positions), _write(v_cache, v, positions)
+        x = finish_block(w, x, layers.heads_attention(q, k_cache, v_cache, mask), cfg)
         return x, (k_cache, v_cache)
 
-    x, (k, v) = jax.lax.scan(step, x, (p["blocks"], cache.k, cache.v), unroll=cfg.unroll)
+    inputs = (p["blocks"], cache.k, cache.v)
+    if isinstance(p["blocks"], tuple):
+        written = []
+        for block in zip(*inputs, strict=True):
+            x, new = step(x, block)
+            written.append(new)
+        k, v = (tuple(each) for each in zip(*written, strict=True))
+    else:
+        x, (k, v) = jax.lax.scan(step, x, inputs, unroll=cfg.unroll)
     return final_hidden(p, x, cfg), KVCache(k=k, v=v, lengths=cache.lengths + valid)
+
+
+# Above so many rows a scatter is used: one slice update a row and block would be too many operations.
+_MAX_SLICES = 16
+
+
+def _write(
+    cache: Float[Array, "B K C H"], new: Float[Array, "B T K H"], positions: Int[Array, "B T"]
+) -> Float[Array, "B K C H"]:
+    """`new` at its positions; what would stand past the end is dropped."""
+    batch, chunk = positions.shape
+    new = new.astype(cache.dtype)
+    if chunk > 1 or batch > _MAX_SLICES:
+        return cache.at[jnp.arange(batch)[:, None], :, positions].set(new, mode="drop")
+    for row in range(batch):  # XLA does these in place and without a loop over indices.
+        at = (row, 0, positions[row, 0], 0)
+        old = jax.lax.dynamic_slice(cache, at, (1, cache.shape[1], 1, cache.shape[3]))
+        fits = positions[row, 0] < cache.shape[2]
+        value = jnp.where(fits, new[row, 0][None, :, None], old)
+        cache = jax.lax.dynamic_update_slice(cache, value, at)
+    return cache

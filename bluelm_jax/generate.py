@@ -1,49 +1,36 @@
-"""Batched generation over a KV cache: greedy, or temperature with top-k and top-p.
+"""Batched generation over a KV cache: whole answers, or token by token as they come.
 
-Everything is compiled once a (batch, prompt length, tiles, new tokens) shape; rows may have prompts
-of any length up to the padded one.
+`generate` is one compiled function: prompt, loop and all. `stream` yields tokens while the answer is
+made: `start` reads the prompts, `decode` goes a few steps a call with the state given back in place.
+Both loop over the same `steps.begin` and `steps.advance`, so they choose the same tokens.
+
+Everything is compiled once a (rows, padded prompt, tiles, cache) shape; rows may have prompts of any
+length up to the padded one. Weights may be those of `vlm.specs`, or with the decoder part laid out by
+`decoding.prepare`, which is faster and takes longer to compile.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
+from collections.abc import Iterator
 
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt8
 
-from bluelm_jax import config, decoder, vlm
-from bluelm_jax.config import check
-from bluelm_jax.decoder import KVCache
+from bluelm_jax import config, decoder, decoding, steps, vlm
+from bluelm_jax.batch import TEXT
 from bluelm_jax.params import Tree
+from bluelm_jax.sampling import SamplingConfig as SamplingConfig
+from bluelm_jax.sampling import choose as choose
+from bluelm_jax.sampling import mark_seen
+from bluelm_jax.steps import State as State
+from bluelm_jax.steps import Stop as Stop
+from bluelm_jax.steps import prefill as prefill
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SamplingConfig:
-    """How tokens are chosen.
-
-    Attributes:
-      max_new_tokens: tokens generated at most, the stop token included.
-      temperature: 0 is greedy.
-      top_k: keep the k most likely tokens; 0 keeps all.
-      top_p: keep the smallest set of tokens whose probability reaches p.
-      prefill_chunk: prompt positions a call of the decoder (the phone uses 128); 0 takes all.
-    """
-
-    max_new_tokens: int = 64
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    prefill_chunk: int = 0
-
-    def __post_init__(self):
-        check(self, "max_new_tokens", self.max_new_tokens > 0, "> 0")
-        check(self, "temperature", self.temperature >= 0, ">= 0")
-        check(self, "top_k", self.top_k >= 0, ">= 0")
-        check(self, "top_p", 0 < self.top_p <= 1, "in (0, 1]")
-        check(self, "prefill_chunk", self.prefill_chunk >= 0, ">= 0")
+NOTHING = -1  # What a streamed row gives at and after its stop token.
 
 
 @flax.struct.dataclass
@@ -63,9 +50,12 @@ class Prompts:
 
 @flax.struct.dataclass
 class Generated:
-    """Generated tokens; positions from `lengths` on hold the stop token.
+    """Generated tokens.
 
-    `lengths` excludes the stop token; `stopped` is False for rows that ran out of new tokens.
+    Attributes:
+      tokens: what was chosen; behind a row's stop token stands the first of the stop tokens.
+      lengths: tokens of each row before its stop token.
+      stopped: False for rows that ran out of new tokens.
     """
 
     tokens: Int[Array, "B T"]
@@ -73,58 +63,35 @@ class Generated:
     stopped: Bool[Array, "B"]
 
 
-def choose(scores: Float[Array, "B V"], key: PRNGKeyArray, cfg: SamplingConfig) -> Int[Array, "B"]:
-    """The next token of each row from its logits."""
-    if cfg.temperature == 0.0:
-        return scores.argmax(-1).astype(jnp.int32)
-    scores = scores / cfg.temperature
-    if cfg.top_k:
-        k = min(cfg.top_k, scores.shape[-1])
-        kth = jax.lax.top_k(scores, k)[0][:, -1:]
-        scores = jnp.where(scores < kth, -jnp.inf, scores)
-    if cfg.top_p < 1.0:
-        ranked = jnp.sort(scores, axis=-1)[:, ::-1]
-        mass = jnp.cumsum(jax.nn.softmax(ranked, axis=-1), axis=-1)
-        # The first token that reaches p stays in: count the ranks whose mass before them is < p.
-        kept = (mass - jax.nn.softmax(ranked, axis=-1) < cfg.top_p).sum(-1, keepdims=True)
-        scores = jnp.where(scores < jnp.take_along_axis(ranked, kept - 1, -1), -jnp.inf, scores)
-    return jax.random.categorical(key, scores, axis=-1).astype(jnp.int32)
+def _read(
+    p: Tree, prompts: Prompts, key: Array, cfg: config.VLMConfig, how: SamplingConfig, stop: Stop
+) -> State:
+    """Prompts into a new cache with room for the answers, and the first tokens."""
+    rows, length = prompts.tokens.shape
+    total = length + how.max_new_tokens
+    if total > cfg.decoder.max_length:
+        raise ValueError(
+            f"prompt of {length} + {how.max_new_tokens} new tokens exceeds max_length "
+            f"{cfg.decoder.max_length}"
+        )
+    images = vlm.encode_groups(p, prompts.tiles, cfg)
+    x = vlm.splice(p, prompts, images, cfg)
+    stacked = not decoding.is_prepared(p["decoder"])
+    cache = decoder.init_cache(cfg.decoder, rows, total, jnp.dtype(cfg.dtype), stacked=stacked)
+    hidden, cache = prefill(p["decoder"], x, prompts.lengths, cache, cfg.decoder, how.prefill_chunk)
+    seen = None
+    if how.repetition_penalty != 1.0:
+        real = jnp.arange(length)[None] < prompts.lengths[:, None]
+        counts = real & (prompts.image_index == TEXT)
+        nothing = jnp.zeros((rows, cfg.decoder.vocab_size), bool)
+        seen = mark_seen(nothing, prompts.tokens, counts)
+    return steps.begin(p, hidden, cache, key, cfg=cfg, how=how, stop=stop, seen=seen)
 
 
-def prefill(
-    p: Tree,
-    x: Float[Array, "B L D"],
-    lengths: Int[Array, "B"],
-    cache: KVCache,
-    cfg: config.DecoderConfig,
-    chunk: int = 0,
-) -> tuple[Float[Array, "B D"], KVCache]:
-    """Runs prompts into an empty cache, `chunk` positions at a time (0: all at once).
-
-    Returns:
-      The hidden state at each row's last real position, and the filled cache.
-    """
-    batch, total, width = x.shape
-    chunk = total if chunk == 0 else min(chunk, total)
-    pad = -total % chunk
-    x = jnp.pad(x, ((0, 0), (0, pad), (0, 0)))
-    pieces = jnp.moveaxis(x.reshape(batch, -1, chunk, width), 1, 0)
-    starts = jnp.arange(pieces.shape[0]) * chunk
-
-    def step(carry, piece):
-        cache, last = carry
-        x, start = piece
-        valid = jnp.clip(lengths - start, 0, chunk)
-        hidden, cache = decoder.extend(p, x, valid, cache, cfg)
-        at = jnp.clip(valid - 1, 0)[:, None, None]
-        here = jnp.take_along_axis(hidden, at, axis=1)[:, 0]
-        return (cache, jnp.where((valid > 0)[:, None], here, last)), None
-
-    (cache, last), _ = jax.lax.scan(step, (cache, jnp.zeros_like(x[:, 0])), (pieces, starts))
-    return last, cache
+_STATIC = ("cfg", "sampling", "stop")
 
 
-@functools.partial(jax.jit, static_argnames=("cfg", "sampling", "stop"))
+@functools.partial(jax.jit, static_argnames=_STATIC)
 def generate(
     p: Tree,
     prompts: Prompts,
@@ -132,46 +99,124 @@ def generate(
     *,
     cfg: config.VLMConfig,
     sampling: SamplingConfig,
-    stop: int,
+    stop: Stop,
 ) -> Generated:
-    """Continues every prompt until `stop` or max_new_tokens.
+    """Continues every prompt until a stop token or max_new_tokens.
 
     Raises:
       ValueError: prompt and new tokens exceed the decoder's max_length.
     """
-    batch, length = prompts.tokens.shape
-    new = sampling.max_new_tokens
-    if length + new > cfg.decoder.max_length:
-        raise ValueError(
-            f"prompt of {length} + {new} new tokens exceeds max_length {cfg.decoder.max_length}"
-        )
-    images = vlm.encode_groups(p, prompts.tiles, cfg)
-    x = vlm.splice(p, prompts, images, cfg)
-    cache = decoder.init_cache(cfg.decoder, batch, length + new, jnp.dtype(cfg.dtype))
-    hidden, cache = prefill(
-        p["decoder"], x, prompts.lengths, cache, cfg.decoder, sampling.prefill_chunk
-    )
+    state = _read(p, prompts, key, cfg, sampling, stop)
+    out = jnp.full((len(state.token), sampling.max_new_tokens), steps.filler(stop), jnp.int32)
+    out = out.at[:, 0].set(state.token)
 
-    def pick(hidden: Array, step: Array | int) -> Array:
-        scores = decoder.logits(p["decoder"], hidden, cfg.decoder)
-        return choose(scores, jax.random.fold_in(key, step), sampling)
+    def once(filled: Array, state: State, out: Array):
+        state = steps.advance(p, state, key, cfg=cfg, how=sampling, stop=stop)
+        return filled + 1, state, out.at[:, filled].set(state.token)
+
+    _, state, out = _while_going(once, (jnp.int32(1), state, out), sampling)
+    return Generated(tokens=out, lengths=state.count, stopped=state.done)
+
+
+def _while_going(once, carry, how: SamplingConfig):
+    """Repeats `once` while a row is unfinished, tokens are left, and `out` has columns left."""
 
     def unfinished(carry) -> Array:
-        step, _, _, _, done = carry
-        return (step < new) & ~done.all()
+        filled, state, out = carry
+        return (filled < out.shape[1]) & (state.step < how.max_new_tokens) & ~state.done.all()
 
-    def advance(carry):
-        step, token, out, cache, done = carry
-        out = out.at[:, step].set(jnp.where(done, stop, token))
-        done = done | (token == stop)
-        x = decoder.embed_tokens(p["decoder"], token[:, None], cfg.decoder, jnp.dtype(cfg.dtype))
-        hidden, cache = decoder.extend(
-            p["decoder"], x, (~done).astype(jnp.int32), cache, cfg.decoder
+    return jax.lax.while_loop(unfinished, lambda carry: once(*carry), carry)
+
+
+# An answer as it comes ----------------------------------------------------------------------------
+
+
+@functools.partial(jax.jit, static_argnames=_STATIC)
+def start(
+    p: Tree,
+    prompts: Prompts,
+    key: PRNGKeyArray,
+    *,
+    cfg: config.VLMConfig,
+    sampling: SamplingConfig,
+    stop: Stop,
+) -> State:
+    """Reads the prompts and chooses the first token of each row; errors as for `generate`."""
+    return _read(p, prompts, key, cfg, sampling, stop)
+
+
+@functools.partial(jax.jit, static_argnames=(*_STATIC, "count"), donate_argnames="state")
+def decode(
+    p: Tree,
+    state: State,
+    key: PRNGKeyArray,
+    *,
+    cfg: config.VLMConfig,
+    sampling: SamplingConfig,
+    stop: Stop,
+    count: int,
+) -> tuple[State, Int[Array, "B T"], Int[Array, ""]]:
+    """Up to `count` further tokens of each row.
+
+    The given state is used up: its arrays become those of the result.
+
+    Returns:
+      The state, the tokens (NOTHING from a row's stop token on), and how many columns are filled;
+      fewer than `count` once max_new_tokens is reached or all rows have stopped.
+    """
+    out = jnp.full((len(state.token), count), NOTHING, jnp.int32)
+
+    def once(filled: Array, state: State, out: Array):
+        state = steps.advance(p, state, key, cfg=cfg, how=sampling, stop=stop)
+        shown = jnp.where(state.done, NOTHING, state.token)
+        return filled + 1, state, out.at[:, filled].set(shown)
+
+    filled, state, out = _while_going(once, (jnp.int32(0), state, out), sampling)
+    return state, out, filled
+
+
+def follow(
+    p: Tree,
+    state: State,
+    key: PRNGKeyArray,
+    *,
+    cfg: config.VLMConfig,
+    sampling: SamplingConfig,
+    stop: Stop,
+    count: int = 4,
+) -> Iterator[tuple[State, np.ndarray]]:
+    """Goes on from a state of `begin`, yielding states and the new tokens, int32 [B, n].
+
+    The first pair holds the token that `begin` chose. A yielded state is used up by the next step.
+    """
+    shown = np.where(state.done, NOTHING, state.token)
+    yield state, shown[:, None].astype(np.int32)
+    while int(state.step) < sampling.max_new_tokens and not bool(state.done.all()):
+        state, out, filled = decode(
+            p, state, key, cfg=cfg, sampling=sampling, stop=stop, count=count
         )
-        return step + 1, pick(hidden[:, 0], step + 1), out, cache, done
+        yield state, np.asarray(out)[:, : int(filled)]
 
-    out = jnp.full((batch, new), stop, jnp.int32)
-    # Rows without a prompt, which fill up a batch, count as stopped from the start.
-    start = (jnp.int32(0), pick(hidden, 0), out, cache, prompts.lengths == 0)
-    _, _, out, _, done = jax.lax.while_loop(unfinished, advance, start)
-    return Generated(tokens=out, lengths=(out != stop).sum(-1), stopped=done)
+
+def stream(
+    p: Tree,
+    prompts: Prompts,
+    key: PRNGKeyArray,
+    *,
+    cfg: config.VLMConfig,
+    sampling: SamplingConfig,
+    stop: Stop,
+    count: int = 4,
+) -> Iterator[np.ndarray]:
+    """The tokens that `generate` gives, as they come: int32 [B], once a position.
+
+    A row gives NOTHING from its stop token on. The iterator ends when all rows have stopped or
+    max_new_tokens is reached; leaving it early stops the work.
+
+    Args:
+      count: steps a call of the compiled function. More save dispatches, fewer show a token sooner.
+    """
+    state = start(p, prompts, key, cfg=cfg, sampling=sampling, stop=stop)
+    same = {"cfg": cfg, "sampling": sampling, "stop": stop, "count": count}
+    for _, tokens in follow(p, state, key, **same):
+        yield from tokens.T

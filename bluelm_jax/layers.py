@@ -12,8 +12,10 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from einops import rearrange
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
+from bluelm_jax import rotary
 from bluelm_jax.params import Param, Tree
 
 # Score of a masked pair. Finite, so that a row with nothing to attend to stays finite. (The exported
@@ -42,16 +44,34 @@ def linear_specs(
 
 
 def linear(p: Tree, x: Float[Array, "*B A"]) -> Float[Array, "*B Z"]:
-    """x @ kernel (+ bias).
+    """x @ kernel (+ bias), or x @ rows^T for a weight laid out for decoding.
 
     Leading dimensions are merged first: the weight gradient then contracts one axis, which XLA on
     the CPU does 1.7 times as fast as contracting two (experiments/benchmarks/linear_gradient.py).
     """
-    kernel = p["kernel"].astype(x.dtype)
-    y = x.reshape(-1, x.shape[-1]) @ kernel
+    flat = x.reshape(-1, x.shape[-1])
+    if "rows" in p:
+        y = rows_product(p["rows"].astype(x.dtype), flat, x.dtype)
+    else:
+        y = flat @ p["kernel"].astype(x.dtype)
     if "bias" in p:
         y = y + p["bias"].astype(x.dtype)[None]
-    return y.reshape(*x.shape[:-1], kernel.shape[1])
+    return y.reshape(*x.shape[:-1], y.shape[1])
+
+
+def rows_product(
+    rows: Float[Array, "Z A"], x: Float[Array, "M A"], dtype: DTypeLike
+) -> Float[Array, "M Z"]:
+    """x @ rows^T, for a weight that is kept transposed.
+
+    With a few rows of x, XLA on the CPU multiplies fastest with the weight on the left. The barrier
+    keeps it from turning that product round again (experiments/benchmarks/generation.py).
+    """
+    contract = (((1,), (1,)), ((), ()))
+    if x.shape[0] == 1:
+        return jax.lax.dot_general(x, rows, contract, preferred_element_type=dtype)
+    y = jax.lax.dot_general(rows, x, contract, preferred_element_type=dtype)
+    return jax.lax.optimization_barrier(y).T
 
 
 def layer_norm_specs(width: int, axis: str) -> Tree:
@@ -85,7 +105,20 @@ def rms_norm(p: Tree, x: Float[Array, "*B D"], eps: float) -> Float[Array, "*B D
 
 def activation(name: str) -> Callable[[Array], Array]:
     """'gelu' is the tanh form, the one SigLIP uses and TFLite has an operator for."""
-    return {"gelu": lambda x: jax.nn.gelu(x, approximate=True), "silu": jax.nn.silu}[name]
+    return {
+        "gelu": lambda x: jax.nn.gelu(x, approximate=True),
+        "gelu_exact": lambda x: jax.nn.gelu(x, approximate=False),
+        "silu": jax.nn.silu,
+    }[name]
+
+
+def scaled(x: Float[Array, "*B"], factor: float) -> Float[Array, "*B"]:
+    """x * factor, rounded once.
+
+    A Python number next to a bfloat16 array is itself rounded to bfloat16 first: 1 / sqrt(72) and
+    1.4 / sqrt(40) would be off by 1.5e-3 everywhere.
+    """
+    return (x.astype(jnp.float32) * factor).astype(x.dtype)
 
 
 def rope_tables(
@@ -96,8 +129,7 @@ def rope_tables(
     The sine table carries the sign of the rotated half, [-sin, sin], so applying it needs no
     negation (which the NPU compiler does not take).
     """
-    half = jnp.arange(head_dim // 2, dtype=jnp.float32)
-    frequency = theta ** (-2.0 * half / head_dim)
+    frequency = jnp.asarray(rotary.rope_frequencies(head_dim, theta))
     angle = positions[..., None].astype(jnp.float32) * expand(frequency, positions.ndim + 1)
     cos, sin = jnp.cos(angle), jnp.sin(angle)
     return jnp.concatenate([cos, cos], -1), jnp.concatenate([-sin, sin], -1)
@@ -123,10 +155,20 @@ def attention(
     Args:
       mask: True where a query may attend; None attends everywhere.
     """
-    t, kv, h = q.shape[1], k.shape[2], q.shape[3]
-    # Heads first and groups folded into rows: both products are plain batched matmuls.
-    q = rearrange(q, "b t (k g) h -> b k (g t) h", k=kv) * h**-0.5
     k, v = (rearrange(x, "b c k h -> b k c h") for x in (k, v))
+    return heads_attention(q, k, v, mask)
+
+
+def heads_attention(
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B K C H"],
+    v: Float[Array, "B K C H"],
+    mask: Bool[Array, "B T C"] | None = None,
+) -> Float[Array, "B T N H"]:
+    """`attention` with the heads of keys and values first, as a cache holds them."""
+    t, kv, h = q.shape[1], k.shape[1], q.shape[3]
+    # Heads first and groups folded into rows: both products are plain batched matmuls.
+    q = scaled(rearrange(q, "b t (k g) h -> b k (g t) h", k=kv), h**-0.5)
     scores = jnp.einsum("bkth,bkch->bktc", q, k, preferred_element_type=jnp.float32)
     if mask is not None:
         grouped = rearrange(scores, "b k (g t) c -> b k g t c", t=t)
@@ -135,3 +177,47 @@ def attention(
     weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
     out = jnp.einsum("bktc,bkch->bkth", weights, v)
     return rearrange(out, "b k (g t) h -> b t (k g) h", t=t)
+
+
+def packed_mask(
+    segments: Int[Array, "B C"], start: int = 0, stop: int | None = None
+) -> Bool[Array, "B T C"]:
+    """Which of the row's positions the queries start..stop (default: all) may attend to.
+
+    Those of the same segment that are not later. A segment's positions are neighbours and in order,
+    so the order of the row is the order within each segment.
+    """
+    queries = segments[:, start:stop]
+    same = queries[:, :, None] == segments[:, None, :]
+    order = start + jnp.arange(queries.shape[1])[:, None] >= jnp.arange(segments.shape[1])[None]
+    return same & order[None]
+
+
+def packed_attention(
+    q: Float[Array, "B L N H"],
+    k: Float[Array, "B L K H"],
+    v: Float[Array, "B L K H"],
+    segments: Int[Array, "B L"],
+    block: int = 0,
+) -> Float[Array, "B L N H"]:
+    """Attention of whole packed rows, causal inside each segment.
+
+    Args:
+      block: queries whose scores exist at one time; 0 takes all. A block attends to the keys up to
+        its own end, so about half of all scores are never computed. Its scores are computed again in
+        the backward pass instead of being kept, so float32 [B, N, L, L] never exists: the largest
+        array is [B, N, block, L].
+    """
+    length = q.shape[1]
+    if not 0 < block < length:
+        return attention(q, k, v, packed_mask(segments))
+
+    def attend(start: int, stop: int) -> Array:
+        @jax.checkpoint
+        def one(q: Array, k: Array, v: Array, segments: Array) -> Array:
+            return attention(q, k, v, packed_mask(segments, start, stop))
+
+        return one(q[:, start:stop], k[:, :stop], v[:, :stop], segments[:, :stop])
+
+    starts = range(0, length, block)
+    return jnp.concatenate([attend(s, min(s + block, length)) for s in starts], axis=1)

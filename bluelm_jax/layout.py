@@ -3,24 +3,40 @@
 Collator, packer, model, exporter and runner all read an `ImageLayout`; none of them computes a
 number of tokens by itself, so "image features and image tokens do not match" cannot happen.
 
-A view is a map of side x side tokens after the downsampler. Image token number
-`view * side**2 + row * side + col` is that map's entry; views are in `patching.make_views` order.
+A view is a map of side x side tokens after the downsampler, or, after a resampler, `Unordered`
+tokens. Image token number `view * tokens_per_view(side) + row * side + col` is a map's entry; views
+are in `patching.make_views` order.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
 import numpy as np
 
 from bluelm_jax import config
 from bluelm_jax.aspect_ratio import choose_grid
+from bluelm_jax.bilinear import resize_map
+from bluelm_jax.checks import check_positive
 from bluelm_jax.schemes import Grid, Layout, Plain, SliceTags, Tiling, UnpadNewline
 
 TEXT = -1
 NEWLINE = -2
+
+
+@dataclasses.dataclass(frozen=True)
+class Unordered:
+    """Tokens of a view that form no map: what learned queries read (`config.Resampler`)."""
+
+    count: int
+
+    def __post_init__(self):
+        check_positive(self, "count")
+
+
+Side = int | Unordered
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -29,7 +45,7 @@ class ImageLayout:
 
     Attributes:
       num_views: views of the image, V.
-      side: tokens along one side of a view.
+      side: tokens along one side of a view, or `Unordered` ones.
       index: int32 [n]. >= 0 is a flat image token, `TEXT` an ordinary vocabulary token, `NEWLINE`
         the learned newline vector. Where a map was resized, the nearest of the four corners.
       text: the vocabulary tokens' strings, one per `TEXT` entry, in order.
@@ -38,7 +54,7 @@ class ImageLayout:
     """
 
     num_views: int
-    side: int
+    side: Side
     index: np.ndarray
     text: tuple[str, ...] = ()
     corner_index: np.ndarray | None = None
@@ -66,17 +82,36 @@ def view_side(tile_size: int, patch_size: int = 14, downsample: int = 2) -> int:
     return -(-(tile_size // patch_size) // downsample)
 
 
-def tokens_per_view(tile_size: int, patch_size: int = 14, downsample: int = 2) -> int:
-    """Tokens of one view: `view_side` squared, 196 for BlueLM-V."""
-    return view_side(tile_size, patch_size, downsample) ** 2
+def tokens_per_view(side: Side) -> int:
+    """Tokens of one view, Q: 196 for BlueLM-V's side of 14."""
+    return side.count if isinstance(side, Unordered) else side * side
 
 
-def token_side(model: config.VLMConfig) -> int:
-    """Tokens along one side of a view of `model`."""
+def token_side(model: config.VLMConfig) -> Side:
+    """Tokens along one side of a view of `model`, or `Unordered` ones."""
+    tile_size, patch_size = model.vision.tile_size, model.vision.patch_size
     match model.downsampler:
-        case config.VilaConcat(factor=factor):
-            return view_side(model.vision.tile_size, model.vision.patch_size, factor)
-    raise TypeError(f"unknown downsampler {model.downsampler!r}")
+        case config.VilaConcat(factor=factor) | config.PixelShuffle(factor=factor):
+            return view_side(tile_size, patch_size, factor)
+        case config.AvgPool(factor=factor):
+            return view_side(tile_size, patch_size, factor)
+        case config.Identity():
+            return view_side(tile_size, patch_size, 1)
+        case config.Resampler(num_queries=count):
+            return Unordered(count)
+        case unknown:
+            assert_never(unknown)
+
+
+def check_layout(layout: Layout, side: Side) -> None:
+    """Raises ValueError unless the views of `side` can stand in `layout`."""
+    if isinstance(side, Unordered) and isinstance(layout, UnpadNewline):
+        raise ValueError(
+            f"layout {layout} stitches the token maps of views into rows, and the {side.count} tokens "
+            "of a resampler form no map: use Plain or SliceTags, or another downsampler"
+        )
+    if not isinstance(side, Unordered) and side < 1:
+        raise ValueError(f"side = {side}: must be >= 1")
 
 
 def resizes(layout: Layout) -> bool:
@@ -94,7 +129,7 @@ def _num_views(grid: Grid, tiling: Tiling) -> int:
 
 
 def image_layout(
-    width: int, height: int, tiling: Tiling, layout: Layout, side: int, num_images: int = 1
+    width: int, height: int, tiling: Tiling, layout: Layout, side: Side, num_images: int = 1
 ) -> ImageLayout:
     """Lays out the tokens of one image.
 
@@ -102,47 +137,48 @@ def image_layout(
       width, height: of the image, pixels, upright.
       tiling: the scheme, tile size and overrides.
       layout: `Plain`, `UnpadNewline` or `SliceTags`.
-      side: tokens along one side of a view (`view_side`).
+      side: tokens along one side of a view (`view_side`), or `Unordered` ones.
       num_images: images in the same sample (see `aspect_ratio.choose_grid`).
 
     Returns:
       The layout; its views are those of `patching.make_views` with the same arguments.
 
     Raises:
-      ValueError: a size or `side` is below 1.
+      ValueError: a size or `side` is below 1, or the layout needs maps that `side` has not.
     """
-    if side < 1:
-        raise ValueError(f"side = {side}: must be >= 1")
+    check_layout(layout, side)
     grid = choose_grid(width, height, tiling, num_images)
     match layout:
         case Plain():
             views = _num_views(grid, tiling)
-            return ImageLayout(views, side, np.arange(views * side * side, dtype=np.int32))
+            tokens = np.arange(views * tokens_per_view(side), dtype=np.int32)
+            return ImageLayout(views, side, tokens)
         case UnpadNewline():
+            assert isinstance(side, int)  # By check_layout.
             return _unpad_newline(width, height, grid, tiling, layout, side)
         case SliceTags():
             return _slice_tags(grid, tiling, side)
 
 
 def num_tokens(
-    width: int, height: int, tiling: Tiling, layout: Layout, side: int, num_images: int = 1
+    width: int, height: int, tiling: Tiling, layout: Layout, side: Side, num_images: int = 1
 ) -> int:
     """`image_layout(...).num_tokens` without building the arrays; same arguments and errors."""
-    if side < 1:
-        raise ValueError(f"side = {side}: must be >= 1")
+    check_layout(layout, side)
     grid = choose_grid(width, height, tiling, num_images)
-    views = _num_views(grid, tiling)
+    views, tokens = _num_views(grid, tiling), tokens_per_view(side)
     match layout:
         case Plain():
-            return views * side * side
+            return views * tokens
         case UnpadNewline():
+            assert isinstance(side, int)  # By check_layout.
             if views == 1:
-                return side * side + 1
+                return tokens + 1
             kept = _kept(width, height, grid, tiling, layout, side)
             rows, cols = _resized(*kept.shape, layout, side)
-            return tiling.has_thumbnail(grid) * side * side + rows * (cols + 1)
+            return tiling.has_thumbnail(grid) * tokens + rows * (cols + 1)
         case SliceTags():
-            return views * (side * side + 2) + _line_breaks(grid, views)
+            return views * (tokens + 2) + _line_breaks(grid, views)
 
 
 class _Window(NamedTuple):
@@ -204,7 +240,7 @@ def _unpad_newline(
     if (rows, cols) == window.shape:
         parts = [_with_newlines(tile_map, NEWLINE).reshape(-1), thumbnail]
         return ImageLayout(views, side, np.concatenate(parts[::-1] if first else parts))
-    corners, weights = _bilinear(tile_map, rows, cols)
+    corners, weights = resize_map(tile_map, rows, cols)
     nearest = np.take_along_axis(corners, weights.argmax(-1)[..., None], axis=-1)[..., 0]
     index_parts = [_with_newlines(nearest, NEWLINE).reshape(-1), thumbnail]
     corner_parts = [_with_newlines(corners, 0).reshape(-1, 4), np.tile(thumbnail[:, None], 4)]
@@ -231,33 +267,13 @@ def _with_newlines(tile_map: np.ndarray, value: int) -> np.ndarray:
     return np.concatenate([tile_map, column], axis=1)
 
 
-def _bilinear(tile_map: np.ndarray, rows: int, cols: int) -> tuple[np.ndarray, np.ndarray]:
-    """Corners int32 and weights float32, [rows, cols, 4] each, that resize a map bilinearly.
-
-    Half-pixel centres, edges repeated, no smoothing when shrinking: what the original gets from
-    its framework's bilinear interpolation.
-    """
-    y0, y1, y_weight = _interpolate(tile_map.shape[0], rows)
-    x0, x1, x_weight = _interpolate(tile_map.shape[1], cols)
-    corners = [tile_map[np.ix_(y, x)] for y in (y0, y1) for x in (x0, x1)]
-    weights = [np.outer(y, x) for y in (1 - y_weight, y_weight) for x in (1 - x_weight, x_weight)]
-    return np.stack(corners, axis=-1), np.stack(weights, axis=-1).astype(np.float32)
-
-
-def _interpolate(old: int, new: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Lower and upper neighbour of each of `new` positions among `old`, and the upper's weight."""
-    position = np.maximum((np.arange(new) + 0.5) * (old / new) - 0.5, 0)
-    lower = position.astype(np.int32)
-    return lower, np.minimum(lower + 1, old - 1), position - lower
-
-
 def _line_breaks(grid: Grid, views: int) -> int:
     """Line breaks between rows of slices; an image of one view has no slices."""
     return grid.rows - 1 if views > 1 else 0
 
 
-def _slice_tags(grid: Grid, tiling: Tiling, side: int) -> ImageLayout:
-    views = _num_views(grid, tiling)
+def _slice_tags(grid: Grid, tiling: Tiling, side: Side) -> ImageLayout:
+    views, count = _num_views(grid, tiling), tokens_per_view(side)
     overview = 0 if views == 1 or tiling.resolved_thumbnail == "first" else views - 1
     has_overview = views == 1 or tiling.has_thumbnail(grid)
     index, text, slices = [], [], 0
@@ -269,7 +285,7 @@ def _slice_tags(grid: Grid, tiling: Tiling, side: int) -> ImageLayout:
                 index.append([TEXT])
                 text.append("\n")
             slices += 1
-        tokens = np.arange(view * side * side, (view + 1) * side * side)
+        tokens = np.arange(view * count, (view + 1) * count)
         index.extend([[TEXT], tokens, [TEXT]])
         text.extend([f"<{name}>", f"</{name}>"])
     return ImageLayout(views, side, np.concatenate(index).astype(np.int32), tuple(text))

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bluelm_jax.aspect_ratio import MAX_NATIVE_RATIO
+from bluelm_jax.layout import Side, check_layout, tokens_per_view
 from bluelm_jax.schemes import Layout, MiniCPMV, Plain, SliceTags, Tiling, UnpadNewline
 
 
@@ -28,7 +29,7 @@ def count_tokens(
     grids: np.ndarray,
     tiling: Tiling,
     layout: Layout,
-    side: int,
+    side: Side,
 ) -> np.ndarray:
     """Sequence positions of each image, as `layout.num_tokens` counts them.
 
@@ -39,14 +40,19 @@ def count_tokens(
 
     Returns:
       int64 [N].
+
+    Raises:
+      ValueError: `side` is below 1, or the layout needs maps that `side` has not.
     """
-    views, tokens = count_views(grids, tiling), side * side
+    check_layout(layout, side)
+    views, tokens = count_views(grids, tiling), tokens_per_view(side)
     match layout:
         case Plain():
             return views * tokens
         case SliceTags():
             return views * (tokens + 2) + np.where(views > 1, grids[:, 1] - 1, 0)
         case UnpadNewline():
+            assert isinstance(side, int)  # By check_layout.
             rows, cols = _tile_map(widths, heights, grids, tiling, layout, side)
             thumbnails = views - grids[:, 0] * grids[:, 1]
             return np.where(views == 1, tokens + 1, thumbnails * tokens + rows * (cols + 1))

@@ -59,22 +59,17 @@ def cross_entropy(
       p: the decoder's weights.
       hidden: output of `decoder.forward`.
       chunk: positions whose logits exist at once; they are recomputed in the backward pass, so
-        [B, L, V] never exists. 0 takes all positions at once. Must divide L.
-
-    Raises:
-      ValueError: L is not a multiple of `chunk`.
+        [B, L, V] never exists. 0 takes all positions at once. Rows are padded to a multiple of it.
     """
     head = decoder.head_matrix(p, cfg)
     targets, weights = next_token_targets(batch)
     length = hidden.shape[1]
     if chunk == 0 or chunk >= length:
         return _chunk_sums(head, hidden, targets, weights)
-    if length % chunk:
-        raise ValueError(f"logits_chunk = {chunk} does not divide the sequence length {length}")
 
     def split(x: Array) -> Array:
-        x = x.reshape(x.shape[0], length // chunk, chunk, *x.shape[2:])
-        return jnp.moveaxis(x, 1, 0)
+        x = jnp.pad(x, ((0, 0), (0, -length % chunk), *((0, 0),) * (x.ndim - 2)))
+        return jnp.moveaxis(x.reshape(x.shape[0], -1, chunk, *x.shape[2:]), 1, 0)
 
     @jax.checkpoint
     def step(total: LossSums, piece: tuple[Array, Array, Array]):

@@ -1,6 +1,7 @@
 """An image and a tiling -> its views as uint8 pixels; no JAX, safe in workers.
 
-Each view holds exactly the bytes that Pillow's bicubic `resize` gives, whichever backend of
+Each view holds exactly the bytes that Pillow's `resize` gives, bicubic unless the tiling says
+otherwise, whichever backend of
 `resample` computes them: nothing is resized twice or reduced by a draft decode. Normalisation
 happens on the device.
 """
@@ -67,7 +68,7 @@ def make_views(image: Image.Image, tiling: Tiling, num_images: int = 1) -> np.nd
     has_thumbnail = tiling.has_thumbnail(grid)
     views = np.empty((tiles + has_thumbnail, side, side, 3), np.uint8)
     start = int(has_thumbnail and tiling.resolved_thumbnail == "first")
-    resize = resizer(image)
+    resize = resizer(image, tiling.resample)
     place = placement(image.width, image.height, grid, tiling)
     pixels = resize((place.width, place.height))
     _fill_tiles(views[start : start + tiles], pixels, place, grid, tiling)
@@ -116,7 +117,7 @@ def make_native_views(image: Image.Image, tiling: Tiling, num_images: int = 1) -
     if image.mode != "RGB":
         raise ValueError(f"image mode {image.mode!r}: must be 'RGB'")
     overview_size, grid, slice_size = native_sizes(image.width, image.height, tiling)
-    resize = resizer(image)
+    resize = resizer(image, tiling.resample)
     views = [np.array(resize(overview_size))]
     if grid is not None and slice_size is not None:
         width, height = slice_size

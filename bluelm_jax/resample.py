@@ -1,10 +1,11 @@
-"""Bicubic resizing of 8-bit images, byte for byte Pillow's: with Numba if it is installed.
+"""Bicubic and bilinear resizing of 8-bit images, byte for byte Pillow's: with Numba if it is installed.
 
 Pillow resizes one axis after the other and rounds to uint8 in between. Up to release 12 the width
 goes first; from 13 on the height does if it loses many more pixels (`_height_first`). An output
-pixel is a weighted sum of the pixels within two of its own widths (of an input pixel's, when
-enlarging). The weights are Keys' cubic with a = -0.5, normalised in float64 and then rounded to 22
-fractional bits, so the sums are integers, the same in whatever order they are computed.
+pixel is a weighted sum of the pixels within two (bilinear: one) of its own widths, or of an input
+pixel's when enlarging. The weights are Keys' cubic with a = -0.5 or a triangle, normalised in
+float64 and then rounded to 22 fractional bits, so the sums are integers, the same in whatever order
+they are computed.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ import numpy as np
 import PIL
 from PIL import Image
 
+from bluelm_jax.schemes import Resample
+
 _BITS = 22  # as in `resample_numba`, which is not to be imported before it is needed
 _CUBIC_A = -0.5
+_PILLOW = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 
 
 @functools.cache
@@ -41,26 +45,30 @@ def backend() -> Literal["numba", "pillow"]:
     return "numba"
 
 
-def resizer(image: Image.Image) -> Callable[[tuple[int, int]], np.ndarray]:
+def resizer(
+    image: Image.Image, resample: Resample = "bicubic"
+) -> Callable[[tuple[int, int]], np.ndarray]:
     """A function from (width, height) to the resized image, uint8 [height, width, 3].
 
     Its results may be read-only or share memory with the image. For several sizes of one image this
-    is faster than `resize_bicubic`.
+    is faster than `resize`.
 
     Args:
       image: mode RGB.
+      resample: the filter.
     """
     if backend() == "pillow":
-        return lambda size: np.asarray(image.resize(size, Image.Resampling.BICUBIC))
-    return functools.partial(_resize_numba, np.asarray(image))
+        return lambda size: np.asarray(image.resize(size, _PILLOW[resample]))
+    return functools.partial(_resize_numba, np.asarray(image), resample=resample)
 
 
-def resize_bicubic(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Resizes an image as Pillow's `Image.resize(size, BICUBIC)` does, byte for byte.
+def resize(pixels: np.ndarray, size: tuple[int, int], resample: Resample = "bicubic") -> np.ndarray:
+    """Resizes an image as Pillow's `Image.resize` does, byte for byte.
 
     Args:
       pixels: uint8 [H, W, 3], no side empty.
       size: (width, height) of the result, as Pillow has it.
+      resample: the filter.
 
     Returns:
       uint8 [height, width, 3], a new array.
@@ -73,19 +81,22 @@ def resize_bicubic(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     if min(*pixels.shape, *size) < 1:
         raise ValueError(f"resizing {pixels.shape[:2]} to {size[::-1]} [H, W]: a side is below 1")
     if backend() == "pillow":
-        return np.array(Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC))
-    resized = _resize_numba(pixels, size)
+        return np.array(Image.fromarray(pixels).resize(size, _PILLOW[resample]))
+    resized = _resize_numba(pixels, size, resample)
     return resized.copy() if np.may_share_memory(resized, pixels) else resized
 
 
-def _resize_numba(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """As `resize_bicubic`, but at the same size it returns the pixels given."""
+def _resize_numba(pixels: np.ndarray, size: tuple[int, int], resample: Resample) -> np.ndarray:
+    """As `resize`, but at the same size it returns the pixels given."""
     order = _order()
     assert order is not None, "backend() admits Numba with a known order only"
-    return _two_passes(pixels, size, height_first=order((pixels.shape[1], pixels.shape[0]), size))
+    height_first = order((pixels.shape[1], pixels.shape[0]), size)
+    return _two_passes(pixels, size, height_first, resample)
 
 
-def _two_passes(pixels: np.ndarray, size: tuple[int, int], height_first: bool) -> np.ndarray:
+def _two_passes(
+    pixels: np.ndarray, size: tuple[int, int], height_first: bool, resample: Resample = "bicubic"
+) -> np.ndarray:
     """Resizes height and width in the given order; an axis that keeps its length is left alone."""
     from bluelm_jax import resample_numba as kernels
 
@@ -96,9 +107,10 @@ def _two_passes(pixels: np.ndarray, size: tuple[int, int], height_first: bool) -
         rows.flags.writeable = False  # as Pillow's are: one type to compile for, not two
         if axis == 0 and height != len(pixels):
             pixels = np.empty((height, *pixels.shape[1:]), np.uint8)
-            kernels.resize_rows(rows, *_weights(len(rows), height), pixels.reshape(height, -1))
+            weights = _weights(len(rows), height, resample)
+            kernels.resize_rows(rows, *weights, pixels.reshape(height, -1))
         elif axis == 1 and width != pixels.shape[1]:
-            weights = _weights(pixels.shape[1], width)
+            weights = _weights(pixels.shape[1], width, resample)
             pixels = np.empty((len(rows), width, pixels.shape[2]), np.uint8)
             out = pixels.reshape(len(rows), -1)
             kernels.resize_columns(rows, *weights, out, pixels.shape[2])
@@ -135,7 +147,7 @@ def _order() -> Callable[[tuple[int, int], tuple[int, int]], bool] | None:
 
 
 @functools.lru_cache(maxsize=32)
-def _weights(length: int, new_length: int) -> tuple[np.ndarray, np.ndarray]:
+def _weights(length: int, new_length: int, resample: Resample) -> tuple[np.ndarray, np.ndarray]:
     """Which pixels of an axis make up each new pixel, and how much of each.
 
     Returns:
@@ -145,16 +157,23 @@ def _weights(length: int, new_length: int) -> tuple[np.ndarray, np.ndarray]:
     scale = length / new_length
     stretch = max(scale, 1.0)  # a smaller image takes a wider filter, against aliasing
     centres = (np.arange(new_length) + 0.5) * scale
-    starts = np.maximum((centres - 2.0 * stretch + 0.5).astype(np.int64), 0)
-    ends = np.minimum((centres + 2.0 * stretch + 0.5).astype(np.int64), length)
+    reach = (2.0 if resample == "bicubic" else 1.0) * stretch
+    starts = np.maximum((centres - reach + 0.5).astype(np.int64), 0)
+    ends = np.minimum((centres + reach + 0.5).astype(np.int64), length)
     taps = int((ends - starts).max())
     inputs = starts[:, None] + np.arange(taps + -taps % 4)
-    weights = _cubic((inputs - centres[:, None] + 0.5) * (1.0 / stretch))
+    kernel = _cubic if resample == "bicubic" else _triangle
+    weights = kernel((inputs - centres[:, None] + 0.5) * (1.0 / stretch))
     weights[inputs >= ends[:, None]] = 0.0
     # Added one by one from the left, as Pillow does: np.sum rounds differently.
     weights /= np.cumsum(weights, axis=1)[:, -1:]
     fixed = weights * (1 << _BITS)
     return starts, np.trunc(fixed + np.copysign(0.5, fixed)).astype(np.int32)
+
+
+def _triangle(x: np.ndarray) -> np.ndarray:
+    """Linear interpolation, 0 beyond 1."""
+    return np.maximum(1.0 - np.abs(x), 0.0)
 
 
 def _cubic(x: np.ndarray) -> np.ndarray:

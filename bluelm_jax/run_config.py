@@ -31,15 +31,11 @@ class RunConfig:
             f"data.seq_len = {data.seq_len} exceeds "
             f"model.decoder.max_length = {self.model.decoder.max_length}",
         )
+        layout.check_layout(data.layout, self.token_side)
         needs_newline = isinstance(data.layout, layout.UnpadNewline)
         _agree(
             self.model.newline or not needs_newline,
             f"data.layout = {data.layout} needs model.newline = True",
-        )
-        chunk = train.logits_chunk
-        _agree(
-            chunk == 0 or chunk >= data.seq_len or data.seq_len % chunk == 0,
-            f"train.logits_chunk = {chunk} does not divide data.seq_len = {data.seq_len}",
         )
         for field in ("batch_size", "tile_groups"):
             value = getattr(data, field)
@@ -50,8 +46,8 @@ class RunConfig:
             )
 
     @property
-    def token_side(self) -> int:
-        """Tokens along one side of a view."""
+    def token_side(self) -> layout.Side:
+        """Tokens along one side of a view, or `layout.Unordered` ones."""
         return layout.token_side(self.model)
 
 

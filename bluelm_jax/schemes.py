@@ -5,8 +5,7 @@ of each view (`patching.py`) and, with a layout, the places of their tokens (`la
 are (width, height) in pixels and grids (columns, rows) in tiles throughout.
 
 Sources: LLaVA-NeXT and LLaVA-OneVision (public code), InternVL 1.5 (arXiv 2404.16821), MiniCPM-V
-(arXiv 2408.01800), BlueLM-V-3B (arXiv 2411.10640, sec. 3.2 and Algorithm 1). This module imports
-nothing of the package, so a config can hold any of its classes.
+(arXiv 2408.01800), BlueLM-V-3B (arXiv 2411.10640, sec. 3.2 and Algorithm 1).
 """
 
 from __future__ import annotations
@@ -16,8 +15,11 @@ import math
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
+from bluelm_jax.checks import check
+
 Fit = Literal["pad", "stretch"]
 ThumbnailPlace = Literal["first", "last", "none"]
+Resample = Literal["bicubic", "bilinear"]
 RGB = tuple[int, int, int]
 
 
@@ -51,18 +53,12 @@ def grids_from_pinpoints(pinpoints: Iterable[tuple[int, int]], tile_size: int) -
     return tuple(Grid(width // tile_size, height // tile_size) for width, height in pinpoints)
 
 
-def _check(owner: object, field: str, ok: bool, bound: str) -> None:
-    if not ok:
-        name = f"{type(owner).__name__}.{field}"
-        raise ValueError(f"{name} = {getattr(owner, field)!r}: must be {bound}")
-
-
 def _normalise_grids(owner: LlavaNext | Relaxed) -> None:
     """Turns `owner.grids` into a tuple of Grid, so that lists from a config file hash too."""
     object.__setattr__(owner, "grids", grids := tuple(Grid(*grid) for grid in owner.grids))
-    _check(owner, "grids", bool(grids), "a non-empty list of (cols, rows)")
-    _check(owner, "grids", all(min(grid) >= 1 for grid in grids), "pairs >= 1")
-    _check(owner, "grids", len(set(grids)) == len(grids), "without duplicates")
+    check(owner, "grids", bool(grids), "a non-empty list of (cols, rows)")
+    check(owner, "grids", all(min(grid) >= 1 for grid in grids), "pairs >= 1")
+    check(owner, "grids", len(set(grids)) == len(grids), "without duplicates")
 
 
 GRIDS_3X3 = grids_up_to(3, 3)
@@ -100,8 +96,8 @@ class InternVL15:
     thumbnail: bool = True
 
     def __post_init__(self):
-        _check(self, "min_tiles", self.min_tiles >= 1, ">= 1")
-        _check(self, "max_tiles", self.max_tiles >= self.min_tiles, f">= {self.min_tiles}")
+        check(self, "min_tiles", self.min_tiles >= 1, ">= 1")
+        check(self, "max_tiles", self.max_tiles >= self.min_tiles, f">= {self.min_tiles}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -116,8 +112,8 @@ class MiniCPMV:
     patch_size: int = 14
 
     def __post_init__(self):
-        _check(self, "max_slices", self.max_slices >= 1, ">= 1")
-        _check(self, "patch_size", self.patch_size >= 1, ">= 1")
+        check(self, "max_slices", self.max_slices >= 1, ">= 1")
+        check(self, "patch_size", self.patch_size >= 1, ">= 1")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -141,9 +137,9 @@ class Relaxed:
 
     def __post_init__(self):
         _normalise_grids(self)
-        _check(self, "alpha", math.isfinite(self.alpha) and self.alpha >= 0, "finite and >= 0")
+        check(self, "alpha", math.isfinite(self.alpha) and self.alpha >= 0, "finite and >= 0")
         loss = self.max_total_loss
-        _check(self, "max_total_loss", loss is None or 0 <= loss < 1, "None or in [0, 1)")
+        check(self, "max_total_loss", loss is None or 0 <= loss < 1, "None or in [0, 1)")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -157,7 +153,7 @@ class Fixed:
     fit: Fit = "stretch"
 
     def __post_init__(self):
-        _check(self, "fit", self.fit in ("pad", "stretch"), "'pad' or 'stretch'")
+        check(self, "fit", self.fit in ("pad", "stretch"), "'pad' or 'stretch'")
 
 
 Scheme = LlavaNext | InternVL15 | MiniCPMV | Relaxed | Fixed
@@ -178,6 +174,7 @@ class Tiling:
       thumbnail: where the whole image, squashed to one view, stands among the views.
       single_tile_thumbnail: whether an image of one tile has a thumbnail too.
       pad_color: RGB of the canvas around a padded image.
+      resample: Pillow's filter; SigLIP 2 was trained on 'bilinear'ly resized images.
     """
 
     scheme: Scheme
@@ -186,16 +183,19 @@ class Tiling:
     thumbnail: ThumbnailPlace | None = None
     single_tile_thumbnail: bool | None = None
     pad_color: RGB = (0, 0, 0)
+    resample: Resample = "bicubic"
 
     def __post_init__(self):
         object.__setattr__(self, "pad_color", tuple(self.pad_color))
-        _check(self, "scheme", isinstance(self.scheme, Scheme), "one of the scheme classes")
-        _check(self, "tile_size", self.tile_size >= 1, ">= 1")
-        _check(self, "fit", self.fit in (None, "pad", "stretch"), "None, 'pad' or 'stretch'")
+        check(self, "scheme", isinstance(self.scheme, Scheme), "one of the scheme classes")
+        check(self, "tile_size", self.tile_size >= 1, ">= 1")
+        check(self, "fit", self.fit in (None, "pad", "stretch"), "None, 'pad' or 'stretch'")
         ok = self.thumbnail in (None, "first", "last", "none")
-        _check(self, "thumbnail", ok, "None, 'first', 'last' or 'none'")
+        check(self, "thumbnail", ok, "None, 'first', 'last' or 'none'")
         ok = len(self.pad_color) == 3 and all(0 <= value <= 255 for value in self.pad_color)
-        _check(self, "pad_color", ok, "three values in 0..255")
+        check(self, "pad_color", ok, "three values in 0..255")
+        ok = self.resample in ("bicubic", "bilinear")
+        check(self, "resample", ok, "'bicubic' or 'bilinear'")
 
     @property
     def resolved_fit(self) -> Fit:
@@ -286,7 +286,7 @@ class UnpadNewline:
     allow_empty: bool = False
 
     def __post_init__(self):
-        _check(self, "anyres_max", self.anyres_max is None or self.anyres_max >= 1, "None or >= 1")
+        check(self, "anyres_max", self.anyres_max is None or self.anyres_max >= 1, "None or >= 1")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -67,6 +67,8 @@ def from_json(text: str) -> Any:
 def load_run_config(path: str | Path) -> run_config.RunConfig:
     """Reads `config.json` of a run, or of the run directory given.
 
+    A tokenizer named without a folder is the file of that name in the run's directory, if there.
+
     Raises:
       ValueError: the file is missing or holds something else; the message names it.
     """
@@ -80,4 +82,15 @@ def load_run_config(path: str | Path) -> run_config.RunConfig:
         raise ValueError(f"{path}: {e}") from e
     if not isinstance(run, run_config.RunConfig):
         raise ValueError(f"{path}: holds a {type(run).__name__}, not a RunConfig")
-    return run
+    return _with_own_tokenizer(run, path.parent)
+
+
+def _with_own_tokenizer(run: run_config.RunConfig, folder: Path) -> run_config.RunConfig:
+    """The run with the path of a tokenizer that lies beside its config.json."""
+    choice = run.data.tokenizer
+    if isinstance(choice, data_config.ByteTokens) or Path(choice.path).name != choice.path:
+        return run
+    if not (folder / choice.path).is_file():
+        return run
+    choice = dataclasses.replace(choice, path=str(folder / choice.path))
+    return dataclasses.replace(run, data=dataclasses.replace(run.data, tokenizer=choice))

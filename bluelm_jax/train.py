@@ -20,13 +20,15 @@ import optax
 from jax.sharding import Mesh
 from jaxtyping import Array
 
-from bluelm_jax import checkpoints, loss, optim, serialize, sharding, vlm
+from bluelm_jax import checkpoints, data_states, loss, optim, serialize, sharding, vlm
 from bluelm_jax.batch import Batch
 from bluelm_jax.data.pipeline import BatchIterator, Pipeline
+from bluelm_jax.data.tokenizer import check_fits
 from bluelm_jax.files import write_text
 from bluelm_jax.interrupt import DeferredInterrupt
 from bluelm_jax.metrics_log import MetricsLog
 from bluelm_jax.params import Tree
+from bluelm_jax.prefetch import DevicePrefetch, Fetched
 from bluelm_jax.run_config import RunConfig
 from bluelm_jax.train_state import (
     TrainState,
@@ -153,7 +155,8 @@ def train(
 ) -> Finished:
     """Trains to `run.train.steps`, from the newest checkpoint in `workdir` if there is one.
 
-    `workdir` receives config.json, metrics.jsonl, TensorBoard events and checkpoints/. On Ctrl-C
+    `workdir` receives config.json, metrics.jsonl (what `train_step` returns, and how full the
+    batch is), TensorBoard events and checkpoints/. On Ctrl-C
     the step is finished and the state saved before KeyboardInterrupt is raised; a second Ctrl-C
     does not wait for that.
 
@@ -175,7 +178,7 @@ def train(
         process_index=jax.process_index(),
         process_count=jax.process_count(),
     )
-    check_vocabulary(run, pipeline)
+    check_fits(pipeline.tokenizer, run.model.decoder.vocab_size)
     workdir.mkdir(parents=True, exist_ok=True)
     saver = checkpoints.Checkpointer(workdir / "checkpoints", run.train.keep_checkpoints)
     batches = iter(pipeline)
@@ -184,10 +187,11 @@ def train(
         config_text = serialize.to_json(run)
         for name, text in {"config.json": config_text, **(texts or {})}.items():
             write_text(workdir / name, text)
-        save = functools.partial(_save, saver, batches, config_text)
+        save = functools.partial(_save, saver, config_text)
+        ahead = DevicePrefetch(batches, lambda arrays: device_batch(arrays, mesh))
         start, begin = int(state.step), time.monotonic()
         with MetricsLog(workdir, start) as log:
-            state = _loop(run, mesh, state, batches, save, log, progress)
+            state = _loop(run, mesh, state, ahead, save, log, progress)
         step, seconds = int(state.step), time.monotonic() - begin
         return Finished(step, step - start, seconds, batches.counters.report(), state)
 
@@ -198,30 +202,20 @@ def _first_or_restored(
     if saver.latest() is None:
         return first_state(run, mesh)
     state, data_state = saver.restore(abstract_state(run, mesh))
-    batches.set_state(data_state)
+    batches.set_state(data_states.own(data_state))
     return state
 
 
-def check_vocabulary(run: RunConfig, pipeline: Pipeline) -> None:
-    """Raises ValueError if the tokenizer has ids that the model has no embedding for."""
-    size = pipeline.tokenizer.vocab_size
-    if size > run.model.decoder.vocab_size:
-        raise ValueError(
-            f"the tokenizer has {size} ids, model.decoder.vocab_size = "
-            f"{run.model.decoder.vocab_size}"
-        )
-
-
-def _save(saver: checkpoints.Checkpointer, batches: BatchIterator, config: str, state: TrainState):
-    saver.save(int(state.step), state, batches.get_state(), config)
+def _save(saver: checkpoints.Checkpointer, config: str, state: TrainState, fetched: Fetched):
+    saver.save(int(state.step), state, data_states.of_all(fetched.state), config)
 
 
 def _loop(
     run: RunConfig,
     mesh: Mesh,
     state: TrainState,
-    batches: BatchIterator,
-    save: Callable[[TrainState], None],
+    ahead: DevicePrefetch,
+    save: Callable[[TrainState, Fetched], None],
     log: MetricsLog,
     progress: Progress | None,
 ) -> TrainState:
@@ -233,11 +227,13 @@ def _loop(
     )
     with DeferredInterrupt() as interrupt:
         for step in range(int(state.step) + 1, cfg.steps + 1):
-            batch = device_batch(_next_arrays(run, batches, step), mesh)
-            state, metrics = step_fn(state, batch)
+            fetched = _next_batch(run, ahead, step)
+            state, metrics = step_fn(state, fetched.batch)
+            if step < cfg.steps:
+                ahead.fetch()  # While the devices work: nothing has waited for `metrics` yet.
             shown = {}
             if step % cfg.log_every == 0 or step == cfg.steps:
-                shown = {k: float(v) for k, v in metrics.items()}
+                shown = {k: float(v) for k, v in metrics.items()} | fetched.fill
                 log.write(step, shown)
                 _check_finite(step, shown)
             if progress is not None:
@@ -245,15 +241,15 @@ def _loop(
             stop = interrupt.seen
             if step % cfg.save_every == 0 or step == cfg.steps or stop:
                 _check_finite(step, metrics)
-                save(state)
+                save(state, fetched)
             if stop and step < cfg.steps:
                 raise KeyboardInterrupt
     return state
 
 
-def _next_arrays(run: RunConfig, batches: BatchIterator, step: int) -> dict[str, np.ndarray]:
+def _next_batch(run: RunConfig, ahead: DevicePrefetch, step: int) -> Fetched:
     try:
-        return next(batches)
+        return ahead.take()
     except StopIteration:
         raise ValueError(
             f"the data ended after {step - 1} of {run.train.steps} steps; "

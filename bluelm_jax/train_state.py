@@ -8,11 +8,12 @@ from typing import Any
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Int
 
-from bluelm_jax import checkpoints, optim, params, sharding, vlm
+from bluelm_jax import checkpoints, optim, params, sharding, vision, vlm
 from bluelm_jax.params import Tree
 from bluelm_jax.run_config import RunConfig
 
@@ -37,9 +38,10 @@ def make_optimizer(run: RunConfig) -> optax.GradientTransformation:
 
 
 def init_state(run: RunConfig, weights: Tree | None = None) -> TrainState:
-    """Step 0, with weights drawn from the seed or given."""
-    if weights is None:
-        weights = params.init(vlm.specs(run.model), jax.random.key(run.train.seed))
+    """Step 0, with the weights given; parts that are not given are drawn from the seed."""
+    given = weights or {}
+    missing = {part: specs for part, specs in vlm.specs(run.model).items() if part not in given}
+    weights = {**params.init(missing, jax.random.key(run.train.seed)), **given}
     trained, _ = optim.partition(weights, run.train.trainable)
     return TrainState(
         step=jnp.int32(0), params=weights, opt_state=make_optimizer(run).init(trained)
@@ -74,10 +76,35 @@ def abstract_state(run: RunConfig, mesh: Mesh) -> TrainState:
 
 
 def first_state(run: RunConfig, mesh: Mesh) -> TrainState:
-    """The state that a new run starts from: random, or the weights of `train.init_from`."""
+    """The state that a new run starts from: random, or the weights of `train.init_from`.
+
+    Raises:
+      CheckpointError: no checkpoint there, or weights of another model (names, shapes listed).
+      ValueError: the model has none of `train.init_parts`.
+    """
     where = state_shardings(run, mesh)
     if run.train.init_from is None:
         return jax.jit(functools.partial(init_state, run), out_shardings=where)()
-    abstract = params.abstract(vlm.specs(run.model), mesh=mesh)
-    weights = checkpoints.restore_params(run.train.init_from, abstract)
+    weights = _stored_weights(run, run.train.init_from, mesh)
     return jax.jit(functools.partial(init_state, run), out_shardings=where)(weights)
+
+
+def _stored_weights(run: RunConfig, directory: str, mesh: Mesh) -> Tree:
+    """What a run takes from a checkpoint; positions of another tile size are resized."""
+    wanted, read = params.abstract(vlm.specs(run.model), mesh=mesh), checkpoints.restore_params
+    if run.train.init_parts is not None:
+        wanted, _ = optim.partition(wanted, run.train.init_parts)
+        read = checkpoints.restore_part
+    stored = checkpoints.stored_params(directory).get("vision/position")
+    place = wanted["vision"]["position"] if "vision" in wanted else None
+    if stored is None or place is None or stored.shape == place.shape:
+        return read(directory, wanted)
+    if stored.shape[1:] != place.shape[1:]:
+        return read(directory, wanted)  # Raises, and lists all that differs.
+    table = jax.ShapeDtypeStruct(stored.shape, place.dtype, sharding=sharding.named(mesh))
+    weights = read(directory, {**wanted, "vision": {**wanted["vision"], "position": table}})
+    resized = vision.resize_positions(
+        np.asarray(weights["vision"]["position"]), run.model.vision.side
+    )
+    weights["vision"]["position"] = jax.device_put(resized, place.sharding)
+    return weights

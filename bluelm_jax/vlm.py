@@ -19,7 +19,10 @@ from bluelm_jax.sharding import shard
 
 
 def specs(cfg: config.VLMConfig) -> Tree:
-    """Declares every weight of the model, by part; stages choose among these parts."""
+    """Declares every weight of the model, by part; stages choose among these parts.
+
+    A part without weights (a downsampler that only moves features) is left out.
+    """
     tree = {
         "vision": vision.specs(cfg.vision),
         "downsampler": downsample.specs(cfg),
@@ -28,7 +31,7 @@ def specs(cfg: config.VLMConfig) -> Tree:
     }
     if cfg.newline:
         tree["newline"] = Param((cfg.decoder.width,), ("embed",), 0.02, decay=False)
-    return tree
+    return {part: declared for part, declared in tree.items() if declared}
 
 
 def encode_tiles(
@@ -36,16 +39,18 @@ def encode_tiles(
 ) -> Float[Array, "I Q D"]:
     """Tiles to Q tokens each, in the decoder's width."""
     x = vision.encode(p["vision"], tiles, cfg.vision, jnp.dtype(cfg.dtype))
-    x = downsample.downsample(p["downsampler"], x, cfg)
-    x = downsample.project(p["projector"], x, cfg)
+    x = downsample.downsample(p.get("downsampler", {}), x, cfg)
+    x = downsample.project(p.get("projector", {}), x, cfg)
     return shard(x, "tiles", "seq", "features")
 
 
 def encode_groups(
     p: Tree, tiles: UInt8[Array, "G I S S 3"], cfg: config.VLMConfig
 ) -> Float[Array, "G IQ D"]:
-    """All tiles of all groups through the tower as one batch."""
+    """All tiles of all groups through the tower as one batch; without tiles nothing is computed."""
     groups, count = tiles.shape[:2]
+    if count == 0:  # Text alone: one token that nothing refers to, and the tower may be absent.
+        return jnp.zeros((groups, 1, cfg.decoder.width), jnp.dtype(cfg.dtype))
     x = encode_tiles(p, tiles.reshape(groups * count, *tiles.shape[2:]), cfg)
     return x.reshape(groups, count * x.shape[1], x.shape[2])
 

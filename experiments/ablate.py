@@ -5,7 +5,7 @@ r"""Trains and compares the variants of an ablation, and writes the report.
 
 Each variant and seed trains in `workdir`/<variant>[-seed<n>] from the same start with the same data
 order; finished arms are kept, an interrupted one continues. `--dry_run` prints what each arm's images
-become: grids, views, tokens, row length, tiles a batch.
+become: tokens, row length, tiles a batch.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 
 from absl import flags
 
+from bluelm_jax import layout
 from experiments import ablation, cli, gin_setup, provenance, report, summarise
 from experiments.ablation import Ablation
 from experiments.results import RunInfo
@@ -25,12 +26,37 @@ flags.adopt_module_key_flags(command)
 
 
 def describe_arms(plan: Ablation) -> str:
-    """Row length, tiles and mean views of every arm, from image headers."""
-    lines = [f"{'variant':<20}{'positions':>12}{'tiles a group':>16}"]
+    """Parameters, tokens a view, row length and tiles of every arm, from image headers."""
+    heads = f"{'parameters':>16}{'tokens a view':>16}{'positions':>12}{'tiles a group':>16}"
+    lines = [f"{'variant':<20}{heads}"]
     for variant in plan.variants:
-        data = ablation.variant_run(plan.base, variant, plan.seeds[0]).data
-        lines.append(f"{variant.name:<20}{data.seq_len:>12,}{data.tiles_per_group:>16,}")
+        run = ablation.variant_run(plan.base, variant, plan.seeds[0])
+        tokens = layout.tokens_per_view(run.token_side)
+        lines.append(
+            f"{variant.name:<20}{cli.num_parameters(run.model):>16,}{tokens:>16,}"
+            f"{run.data.seq_len:>12,}{run.data.tiles_per_group:>16,}"
+        )
     return "\n".join(lines)
+
+
+def parameters(plan: Ablation) -> str:
+    """Parameters of the model; of every arm where they differ."""
+    counts = {v.label: cli.num_parameters(v.apply(plan.base).model) for v in plan.variants}
+    if len(set(counts.values())) == 1:
+        return f"{next(iter(counts.values())):,}"
+    return ", ".join(f"{label} {count:,}" for label, count in counts.items())
+
+
+def design(plan: Ablation) -> str:
+    """What the arms have in common."""
+    if plan.compared == "tiling scheme":
+        return (
+            "All variants start from the same weights and see the same samples in the same steps."
+        )
+    return (
+        "All variants see the same samples in the same steps; parts that they have in common start "
+        "from the same weights."
+    )
 
 
 def run_info(plan: Ablation, seconds: float) -> RunInfo:
@@ -43,8 +69,9 @@ def run_info(plan: Ablation, seconds: float) -> RunInfo:
         tile_size=base.model.vision.tile_size,
         data={"held-out file": plan.eval_source.path},
         steps={"each variant": base.train.steps},
-        config={"parameters": cli.num_parameters(base.model), "template": base.data.template},
-        design="All variants start from the same weights and see the same samples in the same steps.",
+        config={"parameters": parameters(plan), "template": base.data.template},
+        compared=plan.compared,
+        design=design(plan),
         commands=[provenance.command("experiments.ablate")],
     )
 

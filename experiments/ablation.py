@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from bluelm_jax import config, metrics_log, schemes, serialize
+from bluelm_jax import config, metrics_log, run_folder, schemes, serialize
 from bluelm_jax import train as train_lib
 from bluelm_jax.data.pipeline import Pipeline
 from bluelm_jax.data_config import SourceConfig
@@ -27,15 +27,33 @@ Bar = Callable[..., AbstractContextManager]
 @binding.register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Variant:
-    """One arm of an ablation: its name in tables and paths, its label, its tiling."""
+    """One arm of an ablation: its name in tables and paths, its label, and what it changes.
+
+    Attributes:
+      tiling, downsampler, projector: in place of the base run's; None keeps that.
+    """
 
     name: str
     label: str
-    tiling: schemes.Tiling
+    tiling: schemes.Tiling | None = None
+    downsampler: config.Downsampler | None = None
+    projector: config.ProjectorConfig | None = None
 
     def __post_init__(self):
         ok = self.name.replace("_", "").replace(".", "").isalnum()
         config.check(self, "name", ok, "letters, digits, '_' and '.'")
+
+    def apply(self, base: RunConfig) -> RunConfig:
+        """`base` with this arm's parts; the room of its batches is not measured yet.
+
+        Raises:
+          ValueError: they do not fit the base's other parts.
+        """
+        parts = {"downsampler": self.downsampler, "projector": self.projector}
+        parts = {name: part for name, part in parts.items() if part is not None}
+        model = dataclasses.replace(base.model, **parts)
+        data = dataclasses.replace(base.data, tiling=self.tiling or base.data.tiling)
+        return dataclasses.replace(base, model=model, data=data)
 
 
 @binding.register
@@ -64,31 +82,37 @@ class Ablation:
         config.check(self, "seeds", len(set(self.seeds)) == len(self.seeds), "all different")
         config.check(self, "subject", self.subject in names, f"one of the variants {names}")
 
+    @property
+    def compared(self) -> str:
+        """What the arms are, in the report's words."""
+        tilings = {v.tiling for v in self.variants}
+        models = {(v.downsampler, v.projector) for v in self.variants}
+        if len(models) == 1:
+            return "tiling scheme"
+        return "token downsampler" if len(tilings) == 1 else "variant"
+
 
 def fit_room(run: RunConfig) -> RunConfig:
     """`run` with row length and tiles a group set to what its own batches need.
 
-    Rows end at a multiple of `logits_chunk` and at the model's `max_length`; a longer sample then
-    meets `DataConfig.on_overlong`, which names it.
+    Rows end at the model's `max_length`; a longer sample then meets `DataConfig.on_overlong`, which
+    names it.
 
     Raises:
       ValueError: no sample is left to train on.
     """
     room = Pipeline(run.data, side=run.token_side).measure(run.train.steps)
-    if room.max_length == 0:
-        files = ", ".join(source.path for source in run.data.sources)
-        raise ValueError(f"no sample of {files} is left by the policies; see validate_data")
-    chunk = run.train.logits_chunk or 1
-    length = min(-(-room.max_length // chunk) * chunk, run.model.decoder.max_length)
+    length = min(room.max_length, run.model.decoder.max_length)
     data = dataclasses.replace(run.data, seq_len=length, tiles_per_group=room.tiles_per_group)
     return dataclasses.replace(run, data=data)
 
 
 def variant_run(base: RunConfig, variant: Variant, seed: int) -> RunConfig:
     """The run of one arm."""
-    data = dataclasses.replace(base.data, tiling=variant.tiling, seed=seed)
-    train = dataclasses.replace(base.train, seed=seed)
-    return fit_room(dataclasses.replace(base, data=data, train=train))
+    run = variant.apply(base)
+    data = dataclasses.replace(run.data, seed=seed)
+    train = dataclasses.replace(run.train, seed=seed)
+    return fit_room(dataclasses.replace(run, data=data, train=train))
 
 
 def run_directory(workdir: Path, variant: Variant, seed: int, seeds: Sequence[int]) -> Path:
@@ -145,7 +169,7 @@ def run_arm(
     rows = kept.load(path, settings)
     if rows is not None:
         return ArmResult(directory, seconds, evaluation.readings_from(rows))
-    weights = cli.load_weights(directory, run.model)
+    weights = run_folder.load_weights(directory, run.model)
     total = evaluation.num_samples(ablation.eval_source, ablation.evaluation)
     with bar(f"read with {directory.name}", total) as progress:
         readings = evaluation.evaluate(
@@ -156,15 +180,15 @@ def run_arm(
 
 
 def scheme_readings(
-    variant: Variant, seeds: Sequence[int], arms: Sequence[ArmResult]
+    ablation: Ablation, variant: Variant, arms: Sequence[ArmResult]
 ) -> summarise.SchemeReadings:
     """What the report needs of a variant, over its seeds."""
-    first = arms[0].readings
+    first, run = arms[0].readings, variant.apply(ablation.base)
     return summarise.SchemeReadings(
         name=variant.name,
         label=variant.label,
-        fit=variant.tiling.resolved_fit,
-        seeds=list(seeds),
+        fit=run.data.tiling.resolved_fit,
+        seeds=list(ablation.seeds),
         predictions=[[r.prediction for r in arm.readings] for arm in arms],
         train_seconds=[arm.seconds for arm in arms],
         loss_curves=[loss_curve(arm.directory) for arm in arms],
@@ -183,8 +207,7 @@ def loss_curve(directory: Path) -> list[tuple[int, float]]:
 def check_held_out(ablation: Ablation) -> None:
     """Reads the held-out samples' headers, so that a bad one shows before anything is trained."""
     for variant in ablation.variants:
-        data = dataclasses.replace(ablation.base.data, tiling=variant.tiling)
-        run = dataclasses.replace(ablation.base, data=data)
+        run = variant.apply(ablation.base)
         evaluation.eval_run(run, ablation.eval_source, ablation.evaluation.batch_size)
 
 
@@ -195,6 +218,6 @@ def run_ablation(
     results, samples = [], []
     for variant in ablation.variants:
         arms = [run_arm(ablation, variant, seed, workdir, bar) for seed in ablation.seeds]
-        results.append(scheme_readings(variant, ablation.seeds, arms))
+        results.append(scheme_readings(ablation, variant, arms))
         samples = samples or arms[0].readings
     return results, samples

@@ -17,7 +17,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from bluelm_jax import checkpoints, config, layout, params, serialize, vlm
+from bluelm_jax import checkpoints, config, flops, layout, params, serialize, vlm
 from bluelm_jax.run_config import RunConfig
 
 
@@ -53,14 +53,30 @@ def model_summary(model: config.VLMConfig) -> str:
     counts = {part: params.count(tree) for part, tree in specs.items()}
     lines = [f"  {part:<12} {n:>15,}" for part, n in counts.items()]
     total = sum(counts.values())
-    side = layout.token_side(model)
+    patches, side = model.vision.side, layout.token_side(model)
+    shape = "" if isinstance(side, layout.Unordered) else f"{side}x{side} = "
     return "\n".join(
         [
             "parameters",
             *lines,
             f"  {'total':<12} {total:>15,}   ({total * 4 / 2**30:.2f} GiB in float32)",
-            f"tokens a view: {model.vision.side}x{model.vision.side} patches -> "
-            f"{side}x{side} = {side**2}",
+            f"tokens a view: {patches}x{patches} patches -> {shape}{layout.tokens_per_view(side)}",
+        ]
+    )
+
+
+def cost_summary(run: RunConfig) -> str:
+    """FLOPs of a row and bytes that it keeps for the backward pass, one a line."""
+    cost = flops.step_cost(run)
+    rows = run.data.batch_size // run.train.accumulation
+    data = run.data
+    tiles = data.tile_groups * data.tiles_per_group / data.batch_size
+    return "\n".join(
+        [
+            f"a row of {data.seq_len:,} positions and {tiles:g} tiles (matrix products only)",
+            f"  forward      {cost.forward_flops / rows / 1e12:>15,.3f} TFLOP",
+            f"  step         {cost.step_flops / rows / 1e12:>15,.3f} TFLOP, recomputation included",
+            f"  kept for the backward pass {cost.kept_bytes / rows / 2**20:,.1f} MiB",
         ]
     )
 
@@ -111,10 +127,3 @@ def _flat(value: Any, name: str = "") -> dict[str, Any]:
 def num_parameters(model: config.VLMConfig) -> int:
     """Parameters of the whole model."""
     return params.count(vlm.specs(model))
-
-
-def load_weights(directory: str | Path, model: config.VLMConfig):
-    """The newest weights under `directory` (a run or its checkpoints directory)."""
-    path = Path(directory)
-    path = path / "checkpoints" if (path / "checkpoints").is_dir() else path
-    return checkpoints.restore_params(path, params.abstract(vlm.specs(model)))

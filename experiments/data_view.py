@@ -1,215 +1,265 @@
-"""A batch as a person reads it: coloured text in the terminal, an HTML page with the tiles."""
+"""What a batch holds, sample by sample and token by token, for people: `data_terminal`, `data_page`.
+
+Everything shown is read from the arrays that the model gets; names, files and grids come from the
+records behind them.
+"""
 
 from __future__ import annotations
 
-import base64
 import dataclasses
-import html
-import io
 import itertools
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
-from PIL import Image
 
-from bluelm_jax import layout, run_config, serialize
+from bluelm_jax import aspect_ratio, layout
+from bluelm_jax.data.examples import Skipped
+from bluelm_jax.data.image_bytes import image_name
 from bluelm_jax.data.pipeline import Pipeline
-from bluelm_jax.data.tokenizer import Tokenizer
+from bluelm_jax.data.sample_checks import lenient
 from bluelm_jax.data_config import DataConfig
-from experiments import gin_setup as gin_setup
-from gin_configs import command
+from bluelm_jax.layout import Side, tokens_per_view
+from experiments.token_texts import Token, TokenTexts
 
 Kind = Literal["text", "target", "image", "newline", "padding"]
 Batch = Mapping[str, np.ndarray]
-
-# Terminal: SGR codes. Targets stand out, context is plain, everything else is dim or blue.
-_SGR = {"text": "0", "target": "30;42", "image": "37;44", "newline": "37;45", "padding": "2"}
-_STYLE = """
-body { font: 15px/1.6 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem }
-h2 { font-size: 1.05rem; margin: 1.6rem 0 .4rem }
-.row { white-space: pre-wrap; font-family: monospace; overflow-wrap: anywhere;
-border: 1px solid #ccc; border-radius: 4px; padding: .5rem }
-.target { background: #bfe8c5 } .image { background: #c9dcf7 } .newline { background: #e4cdf2 }
-.padding { color: #767676 } .sample { border-left: 3px solid #b3541e; padding-left: .3rem }
-figure { display: inline-block; margin: .3rem } figcaption { font-size: .8rem; text-align: center }
-img { image-rendering: pixelated; border: 1px solid #ccc; display: block }
-"""
+MEANINGS: dict[Kind, str] = {
+    "text": "context: read, not learned",
+    "target": "supervised: the loss counts it",
+    "image": "image tokens",
+    "newline": "learned newline of the image layout",
+    "padding": "padding",
+}
 
 
 @dataclasses.dataclass(frozen=True)
-class Span:
-    """Positions [start, stop) of a row that are of one kind and one sample (segment)."""
+class Piece:
+    """Positions [start, stop) of a row that are of one kind; `note` instead of tokens for images."""
 
     kind: Kind
     start: int
     stop: int
-    segment: int
+    tokens: tuple[Token, ...] = ()
+    note: str = ""
 
 
-def _kinds(batch: Batch, row: int) -> list[Kind]:
-    index = batch["image_index"][row]
-    kinds: list[Kind] = []
+@dataclasses.dataclass(frozen=True)
+class Picture:
+    """An image of a sample: its file, size, grid, and its views as tiles of the group."""
+
+    file: str
+    width: int
+    height: int
+    cols: int
+    rows: int
+    tiles: tuple[int, ...]
+    thumbnail: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """A sample of a row."""
+
+    name: str
+    start: int
+    stop: int
+    supervised: int
+    pieces: tuple[Piece, ...]
+    pictures: tuple[Picture, ...] = ()
+
+    @property
+    def num_views(self) -> int:
+        """Tiles that the sample takes."""
+        return sum(len(p.tiles) + (p.thumbnail is not None) for p in self.pictures)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A row: its samples in order, and the padding behind them."""
+
+    number: int
+    group: int
+    length: int
+    samples: tuple[Sample, ...]
+
+    @property
+    def used(self) -> int:
+        """Positions that samples take."""
+        return sum(sample.stop - sample.start for sample in self.samples)
+
+
+@dataclasses.dataclass(frozen=True)
+class LeftOut:
+    """A sample that is not in the batches: why, and whether a run would stop at it."""
+
+    reason: str
+    detail: str
+    stops: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """A batch to look at, with what was left out since the one before."""
+
+    number: int
+    rows: tuple[Row, ...]
+    left_out: tuple[LeftOut, ...]
+    tiles: np.ndarray
+    tiles_used: tuple[int, ...]
+
+
+def kinds(batch: Batch, row: int) -> list[Kind]:
+    """The kind of every position of a row."""
+    index, weights = batch["image_index"][row], batch["loss_weights"][row]
+    found: list[Kind] = []
     for t, segment in enumerate(batch["segments"][row]):
         if segment == 0:
-            kinds.append("padding")
+            found.append("padding")
         elif index[t] >= 0:
-            kinds.append("image")
+            found.append("image")
         elif index[t] == layout.NEWLINE:
-            kinds.append("newline")
+            found.append("newline")
         else:
-            kinds.append("target" if batch["loss_weights"][row, t] > 0 else "text")
-    return kinds
+            found.append("target" if weights[t] > 0 else "text")
+    return found
 
 
-def spans(batch: Batch, row: int) -> list[Span]:
-    """The row cut where the kind of position or the sample changes."""
-    kinds, segments = _kinds(batch, row), batch["segments"][row]
-    cuts = [
-        t
-        for t in range(len(kinds))
-        if t == 0 or kinds[t] != kinds[t - 1] or segments[t] != segments[t - 1]
-    ]
-    ends = [*cuts[1:], len(kinds)]
-    return [Span(kinds[a], a, b, int(segments[a])) for a, b in zip(cuts, ends, strict=True)]
+def pieces(
+    batch: Batch, row: int, start: int, stop: int, texts: TokenTexts, per_view: int
+) -> Iterator[Piece]:
+    """Positions [start, stop) cut where the kind changes."""
+    found = kinds(batch, row)
+
+    def kind_at(position: int) -> Kind:
+        return found[position]
+
+    for kind, run in itertools.groupby(range(start, stop), key=kind_at):
+        span = list(run)
+        first, last = span[0], span[-1] + 1
+        if kind in ("text", "target"):
+            tokens = texts.split(batch["tokens"][row, first:last].tolist(), first)
+            yield Piece(kind, first, last, tokens=tuple(tokens))
+        else:
+            yield Piece(kind, first, last, note=_note(batch, row, kind, first, last, per_view))
 
 
-def span_text(batch: Batch, row: int, span: Span, tokenizer: Tokenizer, per_view: int) -> str:
-    """What a span says: its tokens as text, or a note in brackets."""
-    count = span.stop - span.start
-    at = slice(span.start, span.stop)
-    if span.kind == "padding":
-        return f"[{count} padding]"
-    if span.kind == "newline":
-        return "[newline]" if count == 1 else f"[{count} newlines]"
-    if span.kind == "image":
-        views = batch["image_index"][row, at] // per_view
-        first, last = int(views.min()), int(views.max())
-        tiles = f"tile {first}" if first == last else f"tiles {first}-{last}"
-        return f"[image: {count} tokens, {tiles}]"
-    return token_text(batch["tokens"][row, at], tokenizer)
+def _note(batch: Batch, row: int, kind: Kind, start: int, stop: int, per_view: int) -> str:
+    count = stop - start
+    if kind == "newline":
+        return "newline" if count == 1 else f"{count} newlines"
+    views = batch["image_index"][row, start:stop] // per_view
+    first, last = int(views.min()), int(views.max())
+    tiles = f"tile {first}" if first == last else f"tiles {first}-{last}"
+    return f"image: {count} tokens, {tiles}"
 
 
-def token_text(ids: np.ndarray, tokenizer: Tokenizer) -> str:
-    """Text of ids in which special tokens show: runs of ordinary ids are decoded together."""
-    parts: list[str] = []
-    run: list[int] = []
-    for token in [*ids.tolist(), None]:
-        if token is not None and tokenizer.decode([token]):
-            run.append(token)
-            continue
-        parts.append(tokenizer.decode(run) if run else "")
-        run = []
-        if token is not None:
-            parts.append(tokenizer.token_text(token))
-    return "".join(parts)
+class Viewer:
+    """Batches of a config as views.
 
+    Samples that a run would stop at are left out and named, so that any data can be looked at.
 
-def terminal(batch: Batch, tokenizer: Tokenizer, per_view: int, color: bool = True) -> str:
-    """Rows as text; a bar opens each sample, targets are green, images blue."""
-    lines = []
-    for row in range(len(batch["tokens"])):
-        lines.append(f"row {row}: {summary(batch, row)}")
-        parts, segment = [], 0
-        for span in spans(batch, row):
-            if span.segment != segment and span.segment:
-                parts.append(f"\n| sample {span.segment}: ")
-            segment = span.segment
-            text = span_text(batch, row, span, tokenizer, per_view)
-            if color:
-                text = f"\x1b[{_SGR[span.kind]}m{text}\x1b[0m"
-            parts.append(f"«{text}»" if span.kind == "target" and not color else text)
-        lines.append("".join(parts).lstrip("\n") + "\n")
-    return "\n".join(lines)
-
-
-def summary(batch: Batch, row: int) -> str:
-    """Counts of a row."""
-    segments = batch["segments"][row]
-    used, targets = int((segments > 0).sum()), int((batch["loss_weights"][row] > 0).sum())
-    images = int((batch["image_index"][row] >= 0).sum())
-    return (
-        f"{int(segments.max())} samples, {used} of {len(segments)} positions, "
-        f"{targets} supervised, {images} image tokens"
-    )
-
-
-def page(batch: Batch, tokenizer: Tokenizer, per_view: int, title: str) -> str:
-    """A self-contained HTML page: the rows, and the tiles of each group."""
-    count = len(batch["tokens"])
-    rows = "".join(_row_html(batch, row, tokenizer, per_view) for row in range(count))
-    groups = "".join(_group_html(batch, group) for group in range(len(batch["tiles"])))
-    kinds = ("text", "target", "image", "newline", "padding")
-    legend = " ".join(f'<span class="{kind}">{kind}</span>' for kind in kinds)
-    return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>'
-        f"<style>{_STYLE}</style><h1>{html.escape(title)}</h1><p>{legend}</p>{rows}{groups}</html>"
-    )
-
-
-def show(
-    config: DataConfig, *, side: int, skip: int, batches: int, html_path: str | None, color: bool
-) -> str:
-    """Batches of a config as text; the last one is written to `html_path` as a page as well.
-
-    Raises:
-      ValueError: the data ends before batch `skip`.
+    Args:
+      config: the data config.
+      side: tokens along one side of a view, or unordered ones (`layout.token_side`).
     """
-    pipeline, per_view = Pipeline(config, side=side), side**2
-    stream = iter(pipeline)
-    chosen = list(itertools.islice(enumerate(stream), skip, skip + batches))
-    stream.close()
-    if not chosen:
-        raise ValueError(f"--skip={skip}: the data ends before that batch")
-    shown = [
-        f"batch {number}\n{terminal(batch, pipeline.tokenizer, per_view, color)}"
-        for number, batch in chosen
-    ]
-    if html_path is not None:
-        number, batch = chosen[-1]
-        text = page(batch, pipeline.tokenizer, per_view, f"Batch {number}")
-        Path(html_path).write_text(text, encoding="utf-8")
-    return "\n".join([*shown, stream.counters.summary()])
+
+    def __init__(self, config: DataConfig, *, side: Side):
+        self._config = config
+        tolerant = _tolerant(config)
+        self._pipeline = Pipeline(tolerant, side=side)
+        self._per_view = tokens_per_view(side)
+        self._texts = TokenTexts(self._pipeline.tokenizer)
+        self.counters = ""
+
+    def views(self, skip: int, count: int) -> Iterator[View]:
+        """Batches `skip`, ..., `skip` + `count` - 1.
+
+        Raises:
+          ValueError: the data ends before batch `skip`.
+        """
+        stream = iter(self._pipeline)
+        order = self._pipeline.shared_order()
+        number = -1
+        try:
+            for number, batch in zip(range(skip + count), stream, strict=False):
+                if number >= skip:
+                    keys = [(row, order[place]) for row, place in stream.placed]
+                    yield self._view(number, batch, keys, self._left_out(stream.counters.names))
+        finally:
+            self.counters = stream.counters.summary()
+            left_out = self._left_out(stream.counters.names)
+            stream.close()
+        if number < skip:
+            names = "".join(f"\n  {each.reason}: {each.detail}" for each in left_out[:10])
+            raise ValueError(f"--skip={skip}: the data ends before that batch{names}")
+
+    def _left_out(self, names: Mapping[str, Sequence[str]]) -> tuple[LeftOut, ...]:
+        policies = {
+            "invalid_record": self._config.on_invalid_record,
+            "unreadable_image": self._config.on_unreadable_image,
+            "overlong": self._config.on_overlong,
+            "too_many_tiles": self._config.on_too_many_tiles,
+        }
+        return tuple(
+            LeftOut(reason, detail, policies[reason] == "raise")
+            for reason in policies
+            for detail in names.get(reason, ())
+        )
+
+    def _view(
+        self, number: int, batch: Batch, keys: Sequence, left_out: tuple[LeftOut, ...]
+    ) -> View:
+        shape = self._pipeline.shape
+        used = [0] * shape.tile_groups
+        rows: list[list[Sample]] = [[] for _ in range(shape.batch_size)]
+        for row, (source, record) in keys:
+            group = shape.group(row)
+            start = rows[row][-1].stop if rows[row] else 0
+            sample = self._sample(batch, row, start, source, record, used[group])
+            if sample is not None:
+                rows[row].append(sample)
+                used[group] += sample.num_views
+        made = [
+            Row(i, shape.group(i), shape.seq_len, tuple(samples)) for i, samples in enumerate(rows)
+        ]
+        return View(number, tuple(made), left_out, batch["tiles"], tuple(used))
+
+    def _sample(
+        self, batch: Batch, row: int, start: int, source: int, record: int, first_tile: int
+    ) -> Sample | None:
+        """The sample whose positions begin at `start`; None for one that left its row empty."""
+        segments = batch["segments"][row]
+        if start == len(segments) or segments[start] == 0:
+            return None
+        stop = start + int((segments == segments[start]).sum())
+        records, config = self._pipeline.records[source], self._pipeline.config.sources[source]
+        maker = self._pipeline.maker
+        plan = maker.of_record(maker.make_plan, records, record, config)
+        assert not isinstance(plan, Skipped)
+        pictures = []
+        for span in plan.images if batch["image_index"][row, start:stop].max() >= 0 else ():
+            grid = aspect_ratio.choose_grid(span.width, span.height, plan.tiling, plan.num_images)
+            tiles = list(range(first_tile, first_tile + span.num_views))
+            first_tile += span.num_views
+            thumbnail = None
+            if plan.tiling.has_thumbnail(grid):
+                thumbnail = tiles.pop(0 if plan.tiling.resolved_thumbnail == "first" else -1)
+            name = image_name(span.file)
+            pictures.append(Picture(name, span.width, span.height, *grid, tuple(tiles), thumbnail))
+        return Sample(
+            name=plan.name,
+            start=start,
+            stop=stop,
+            supervised=int((batch["loss_weights"][row, start:stop] > 0).sum()),
+            pieces=tuple(pieces(batch, row, start, stop, self._texts, self._per_view)),
+            pictures=tuple(pictures),
+        )
 
 
-def configured_run(directory: str | None) -> run_config.RunConfig:
-    """The run of --run=DIRECTORY, or else of --gin_file and --gin_bindings (`RunConfig.data`, ...)."""
-    if directory is not None:
-        if command.GIN_FILE.value or command.GIN_BINDINGS.value:
-            raise ValueError("--run takes the run's own config; leave the gin flags out")
-        return serialize.load_run_config(directory)
-    return command.build(run_config.RunConfig)
-
-
-def _row_html(batch: Batch, row: int, tokenizer: Tokenizer, per_view: int) -> str:
-    parts, segment = [], 0
-    for span in spans(batch, row):
-        if span.segment != segment and span.segment:
-            parts.append("\n" if segment else "")
-            parts.append(f'<span class="sample">sample {span.segment}: </span>')
-        segment = span.segment
-        text = html.escape(span_text(batch, row, span, tokenizer, per_view))
-        where = f"{span.start}-{span.stop - 1}"
-        parts.append(f'<span class="{span.kind}" title="{where}">{text}</span>')
-    return f'<h2>Row {row}: {summary(batch, row)}</h2><div class="row">{"".join(parts)}</div>'
-
-
-def _used_tiles(batch: Batch, group: int) -> Iterator[int]:
-    """Tiles of a group up to the last one that is not all zero."""
-    filled = np.flatnonzero(batch["tiles"][group].any(axis=(1, 2, 3)))
-    yield from range(int(filled[-1]) + 1 if len(filled) else 0)
-
-
-def _group_html(batch: Batch, group: int) -> str:
-    tiles = batch["tiles"][group]
-    figures = []
-    for i in _used_tiles(batch, group):
-        stream = io.BytesIO()
-        Image.fromarray(tiles[i]).save(stream, "PNG")
-        data = base64.b64encode(stream.getvalue()).decode()
-        width = max(64, min(256, tiles.shape[2]))
-        picture = f'<img width="{width}" alt="tile {i}" src="data:image/png;base64,{data}">'
-        figures.append(f"<figure>{picture}<figcaption>tile {i}</figcaption></figure>")
-    used = f"{len(figures)} of {len(tiles)} tiles"
-    return f"<h2>Tiles of group {group}: {used}</h2>{''.join(figures)}"
+def _tolerant(config: DataConfig) -> DataConfig:
+    """`config` with every policy that raises set to leave out, and with room for all names."""
+    changed = lenient(config)
+    policies = ("on_invalid_record", "on_unreadable_image", "on_overlong", "on_too_many_tiles")
+    kept = {name: getattr(config, name) for name in policies if getattr(config, name) != "raise"}
+    return dataclasses.replace(changed, **kept, on_full_group="defer", max_names=1000)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from absl import flags
 
-from bluelm_jax import serialize
+from bluelm_jax import run_folder, serialize
 from bluelm_jax.data_config import SourceConfig
 from experiments import cli, evaluation, gin_setup
 from gin_configs import command
@@ -37,7 +37,7 @@ def main() -> None:
         print(gin_setup.describe(cfg))
         print(cli.model_summary(run.model))
         return
-    weights = cli.load_weights(RUN.value, run.model)
+    weights = run_folder.load_weights(RUN.value, run.model)
     with cli.progress_bar("evaluate", evaluation.num_samples(source, cfg)) as update:
         readings = evaluation.evaluate(weights, run, source, cfg, update)
     result = evaluation.scores(readings)

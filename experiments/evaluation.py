@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import warnings
@@ -11,17 +12,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bluelm_jax import aspect_ratio, generate, layout
-from bluelm_jax.config import check, check_positive
-from bluelm_jax.data import batching, conversation, images, sources
+from bluelm_jax import aspect_ratio, chat, generate, layout
+from bluelm_jax.checks import check, check_positive
+from bluelm_jax.data import batching, images, sources
 from bluelm_jax.data import tokenizer as tokenizers
+from bluelm_jax.data.counters import Counters
 from bluelm_jax.data.examples import Example
+from bluelm_jax.data.image_bytes import ImageBytes
+from bluelm_jax.data.opening import open_records
 from bluelm_jax.data.pipeline import Pipeline
-from bluelm_jax.data.sources import FileRecords
 from bluelm_jax.data_config import SourceConfig
 from bluelm_jax.evals import metrics
 from bluelm_jax.params import Tree
 from bluelm_jax.run_config import RunConfig
+from experiments import gin_setup as gin_setup  # It registers SamplingConfig.
 from gin_configs import binding
 
 
@@ -43,9 +47,6 @@ class EvalConfig:
     def __post_init__(self):
         check_positive(self, "batch_size")
         check(self, "limit", self.limit >= 0, ">= 0")
-
-
-binding.register(generate.SamplingConfig)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,8 +78,6 @@ def eval_run(run: RunConfig, source: SourceConfig, batch_size: int) -> RunConfig
     )  # fmt: skip
     train = dataclasses.replace(run.train, accumulation=1)
     room = Pipeline(data, side=run.token_side).measure()
-    if room.max_length == 0:
-        raise ValueError(f"no sample of {source.path} is left by the policies; see validate_data")
     length = min(room.max_length, run.model.decoder.max_length)  # Longer ones are named when read.
     data = dataclasses.replace(data, seq_len=length, tiles_per_group=room.tiles_per_group)
     return dataclasses.replace(run, data=data, train=train)
@@ -102,7 +101,8 @@ def prompt_batches(
         arrays = batching.batch_prompts(waiting, shape)
         return list(waiting), to_prompts(arrays)
 
-    for i, prompt in enumerate(pipeline.prompts()):
+    counters = Counters(run.data.max_names)
+    for i, prompt in enumerate(pipeline.prompts(counters=counters)):
         if limit and i >= limit:
             break
         waiting.append(prompt)
@@ -111,6 +111,8 @@ def prompt_batches(
             waiting = []
     if waiting:
         yield batch()
+    if counters.counts:
+        warnings.warn(f"not read as they are: {counters.report()}", stacklevel=2)
 
 
 def predictions(
@@ -135,19 +137,8 @@ def predictions(
 
 
 def stop_token(run: RunConfig) -> int:
-    """The token that ends an answer in the run's template.
-
-    Raises:
-      ValueError: the template ends answers with something that is not one token.
-    """
-    template = conversation.get_template(run.data.template)
-    found = conversation.end_of_turn_id(template, tokenizers.load(run.data.tokenizer))
-    if found is None:
-        raise ValueError(
-            f"template {run.data.template!r} ends an answer with {template.end_of_turn!r}, which is "
-            "not one token of this tokenizer"
-        )
-    return found
+    """The token that ends an answer in the run's template; ValueError if it is not one token."""
+    return chat.stop_token(run, tokenizers.load(run.data.tokenizer))
 
 
 def bucket_of(record: Mapping, width: int, height: int) -> str:
@@ -172,12 +163,21 @@ def evaluate(
     run = eval_run(run, source, cfg.batch_size)
     prompts, texts, stopped = predictions(weights, run, cfg, progress)
     _warn_of_short_answers(prompts, run, cfg)
-    records = FileRecords(source.path)
-    index = {sources.sample_name(records[i], records.where(i)): i for i in range(len(records))}
+    records = open_records(source, run.data.seed)
+    index = _records_by_name(records)
     return [
         _reading(prompt, text, done, records[index[prompt.name]], source, run)
         for prompt, text, done in zip(prompts, texts, stopped, strict=True)
     ]
+
+
+def _records_by_name(records: sources.Records) -> dict[str, int]:
+    """Where each sample stands, by the name of its prompt; without what is no record."""
+    index = {}
+    for i in range(len(records)):
+        with contextlib.suppress(sources.InvalidRecordError):
+            index[sources.sample_name(records[i], records.where(i))] = i
+    return index
 
 
 def _warn_of_short_answers(prompts: Sequence[Example], run: RunConfig, cfg: EvalConfig) -> None:
@@ -197,10 +197,13 @@ def _reading(
 ) -> Reading:
     files = sources.image_files(record, prompt.name)
     path, grid, bucket = None, None, "text"
-    if files:
-        path = os.path.join(source.folder, files[0])
-        width, height = images.read_size(path)
-        cols, rows = aspect_ratio.choose_grid(width, height, run.data.tiling, len(files))
+    if files and prompt.num_views:  # Without views a policy took the images away.
+        file, path = files[0], None  # Bytes within a shard have no path to show.
+        if not isinstance(file, ImageBytes):
+            file = path = os.path.join(source.folder, file)
+        width, height = images.read_size(file)
+        tiling = source.tiling or run.data.tiling
+        cols, rows = aspect_ratio.choose_grid(width, height, tiling, len(files))
         grid = (cols, rows)
         bucket = bucket_of(record, width, height)
     return Reading(
@@ -224,7 +227,7 @@ def scores(readings: Sequence[Reading]) -> dict[str, float]:
 
 def num_samples(source: SourceConfig, cfg: EvalConfig) -> int:
     """Samples that `evaluate` reads if none is left out."""
-    records = len(FileRecords(source.path))
+    records = len(open_records(source))
     return min(cfg.limit, records) if cfg.limit else records
 
 

@@ -1,120 +1,179 @@
-"""Answers a question about images with a trained run.
+"""Answers questions about images with a trained or imported run.
 
     python -m experiments.generate --run=runs/quickstart/relaxed --image=page.png --prompt="Read."
+    python -m experiments.generate --run=runs/smollm2 --chat --temperature=0.7 --top_p=0.9
 
-`<image>` in the prompt marks an image's place; images without a mark come first. Without --prompt it
-reads questions line by line from the terminal: `/image PATH` adds an image to the next question,
-`/quit` ends.
+Text is printed as it is generated. `<image>` in a question marks an image's place; images without a
+mark come first. With --chat, or without --prompt, questions are read line by line from the terminal or
+a pipe; later ones continue the conversation, and only what is new is read (docs/generation.md).
+Sampling is greedy unless --temperature is above 0; every field of SamplingConfig is a gin binding too.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import sys
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 
-import jax
-import numpy as np
 from absl import flags
 
-from bluelm_jax import generate, serialize
-from bluelm_jax.data import batching, conversation
-from bluelm_jax.data import tokenizer as tokenizers
-from bluelm_jax.data.examples import Example, ExampleMaker
-from bluelm_jax.data.plans import Planner
-from bluelm_jax.data_config import SourceConfig
-from bluelm_jax.generate import SamplingConfig
-from bluelm_jax.params import Tree
-from bluelm_jax.run_config import RunConfig
-from experiments import cli, evaluation, gin_setup
+from bluelm_jax import chat, run_folder, serialize
+from bluelm_jax.sampling import SamplingConfig
+from experiments import cli, gin_setup
 from gin_configs import command
 
-RUN = flags.DEFINE_string("run", None, "Directory of the trained run.", required=True)
+RUN = flags.DEFINE_string("run", None, "Directory of the run.", required=True)
 flags.DEFINE_alias("workdir", "run")
 IMAGE = flags.DEFINE_multi_string("image", [], "Image file; may be repeated.")
 PROMPT = flags.DEFINE_string("prompt", None, "The question; without it, a dialogue.")
-SEED = flags.DEFINE_integer("seed", 0, "Seed of sampling, where temperature > 0.")
+CHAT = flags.DEFINE_bool("chat", False, "A dialogue; --prompt is then its first question.")
+SEED = flags.DEFINE_integer("seed", 0, "Seed of sampling, where temperature > 0.", lower_bound=0)
+MAX_NEW = flags.DEFINE_integer("max_new_tokens", None, "SamplingConfig.max_new_tokens.")
+TEMPERATURE = flags.DEFINE_float("temperature", None, "SamplingConfig.temperature; 0 is greedy.")
+TOP_K = flags.DEFINE_integer("top_k", None, "SamplingConfig.top_k; 0 keeps all.")
+TOP_P = flags.DEFINE_float("top_p", None, "SamplingConfig.top_p.")
+PENALTY = flags.DEFINE_float("repetition_penalty", None, "SamplingConfig.repetition_penalty.")
 flags.adopt_module_key_flags(command)
-# Prompts are padded to a multiple of this, so that questions of similar length share a compilation.
-BUCKET = 64
+
+HELP = """\
+/image PATH   adds an image to the next question; repeat it for several
+/images       lists the images that wait
+/history      shows the conversation so far
+/reset        forgets the conversation and waiting images
+/help         this text
+/quit         ends
+A line that starts with // is a question that starts with /"""
 
 
-def make_prompt(run: RunConfig, prompt: str, images: list[str]) -> Example:
-    """The prompt of one question.
+def sampling_config() -> SamplingConfig:
+    """SamplingConfig of gin, with the flags that were given on top."""
+    given = {
+        flag.name: flag.value for flag in (MAX_NEW, TEMPERATURE, TOP_K, TOP_P, PENALTY)
+    }  # fmt: skip
+    given = {name: value for name, value in given.items() if value is not None}
+    return dataclasses.replace(command.build(SamplingConfig), **given)
 
-    Raises:
-      ValueError: an unreadable image, or a prompt longer than the model takes.
+
+class Dialogue:
+    """A conversation from lines; `handle` does what one line asks for."""
+
+    def __init__(self, model: chat.Chat, how: SamplingConfig, seed: int):
+        self._model, self._how, self._seed = model, how, seed
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets everything."""
+        self._past = chat.Conversation()
+        self._images: list[str] = []
+        self._history: list[tuple[str, str]] = []
+
+    def handle(self, line: str) -> bool:
+        """Does what a line says; False ends the dialogue."""
+        word, _, rest = line.partition(" ")
+        if line.startswith("//"):
+            self.ask(line[1:])
+        elif not line.startswith("/"):
+            self.ask(line)
+        elif word in ("/quit", "/exit"):
+            return False
+        elif word == "/image":
+            self.add_image(rest.strip())
+        else:
+            self._command(word)
+        return True
+
+    def _command(self, word: str) -> None:
+        if word == "/reset":
+            self.reset()
+        elif word == "/help":
+            print(HELP, flush=True)
+        elif word == "/images":
+            print("\n".join(self._images) or "no images wait", flush=True)
+        elif word == "/history":
+            for question, answer in self._history:
+                print(f"> {question}\n{answer}", flush=True)
+        else:
+            raise ValueError(f"unknown command {word}; /help lists them")
+
+    def add_image(self, path: str) -> None:
+        """Puts an image before the next question; a bad header is found now, not then."""
+        if not path:
+            raise ValueError("/image needs a path")
+        self._model.check_images([path])
+        self._images.append(path)
+
+    def ask(self, question: str) -> None:
+        """Prints the answer to a question; the waiting images go with it."""
+        images, self._images = self._images, []
+        answer = self._model.ask(self._past, question, images, sampling=self._how, seed=self._seed)
+        show(answer)
+        self._past = answer.conversation
+        marks = "".join(f"[{path}] " for path in images)
+        self._history.append((marks + question, answer.text))
+
+
+def show(answer: chat.Answer) -> None:
+    """Prints an answer as it comes."""
+    for piece in answer:
+        print(piece, end="", flush=True)
+    print(flush=True)
+
+
+def lines() -> Iterator[str]:
+    """Lines of standard input without white space at the ends, empty ones left out.
+
+    A terminal gets a prompt to type at; a pipe does not.
     """
-    data = dataclasses.replace(
-        run.data, seq_len=run.model.decoder.max_length, tiles_per_group=2**20,
-        on_unreadable_image="raise", on_invalid_record="raise", on_overlong="raise",
-    )  # fmt: skip
-    text = conversation.mark_images(prompt, len(images))
-    record = {
-        "id": "question",
-        "image": [str(Path(path).absolute().relative_to("/")) for path in images],
-        "conversations": [{"from": "human", "value": text}, {"from": "gpt", "value": ""}],
-    }
-    maker = ExampleMaker(Planner(data, side=run.token_side))
-    made = maker.make_prompt(record, SourceConfig(path="question", image_root="/"), "question")
-    if not isinstance(made, Example):
-        raise ValueError(str(made))
-    return made
-
-
-def answer(weights: Tree, run: RunConfig, example: Example, cfg: SamplingConfig, seed: int) -> str:
-    """The generated text of one prompt."""
-    room = run.model.decoder.max_length - cfg.max_new_tokens
-    if example.length > room:
-        raise ValueError(
-            f"the prompt takes {example.length} positions; max_length = "
-            f"{run.model.decoder.max_length} leaves {room} before {cfg.max_new_tokens} new tokens"
-        )
-    tokenizer = tokenizers.load(run.data.tokenizer)
-    shape = batching.BatchShape(
-        batch_size=1, seq_len=min(-(-example.length // BUCKET) * BUCKET, room), tile_groups=1,
-        tiles_per_group=example.num_views, tile_size=run.model.vision.tile_size,
-        tokens_per_view=run.token_side**2, pad_id=tokenizer.pad_id,
-    )  # fmt: skip
-    arrays = batching.batch_prompts([example], shape)
-    prompts = evaluation.to_prompts(arrays)
-    out = generate.generate(
-        weights, prompts, jax.random.key(seed), cfg=run.model, sampling=cfg,
-        stop=evaluation.stop_token(run),
-    )  # fmt: skip
-    return tokenizer.decode(np.asarray(out.tokens)[0, : int(out.lengths[0])].tolist())
-
-
-def dialogue(weights: Tree, run: RunConfig, cfg: SamplingConfig) -> None:
-    """Questions from standard input, one a line, each on its own."""
-    images: list[str] = []
-    for line in sys.stdin:
-        line = line.strip()
-        if line == "/quit":
+    typing = sys.stdin.isatty()
+    if typing:
+        print("Questions, or /help.", file=sys.stderr)
+    while True:
+        if typing:
+            print("> ", end="", file=sys.stderr, flush=True)
+        line = sys.stdin.readline()
+        if not line:
             return
-        if line.startswith("/image "):
-            images.append(line.removeprefix("/image ").strip())
-            continue
+        if line.strip():
+            yield line.strip()
+
+
+def dialogue(
+    model: chat.Chat, how: SamplingConfig, first: str | None, images: Sequence[str]
+) -> None:
+    """Questions from standard input, one a line; a mistake is named and does not end it."""
+    talk = Dialogue(model, how, SEED.value)
+    opening = [f"/image {path}" for path in images]
+    if first is not None:
+        opening.append("/" + first if first.startswith("/") else first)
+    for line in opening:
+        talk.handle(line)
+    for line in lines():
         try:
-            print(answer(weights, run, make_prompt(run, line, images), cfg, SEED.value), flush=True)
+            if not talk.handle(line):
+                return
         except command.USER_ERRORS as e:
-            print(f"error: {e}", file=sys.stderr)
-        images = []
+            print(f"error: {e}", file=sys.stderr, flush=True)
+
+
+def load(directory: str) -> chat.Chat:
+    """The model of a run directory; ValueError names what is missing."""
+    run, weights = run_folder.load(directory)
+    return chat.Chat(weights, run)
 
 
 def main() -> None:
     """One answer, or a dialogue."""
-    cfg = command.build(SamplingConfig)
-    run = serialize.load_run_config(RUN.value)
+    how = sampling_config()
     if command.DRY_RUN.value:
-        print(gin_setup.describe(cfg))
-        print(cli.model_summary(run.model))
+        print(gin_setup.describe(how))
+        print(cli.model_summary(serialize.load_run_config(RUN.value).model))
         return
-    weights = cli.load_weights(RUN.value, run.model)
-    if PROMPT.value is None:
-        dialogue(weights, run, cfg)
+    model = load(RUN.value)
+    if CHAT.value or PROMPT.value is None:
+        dialogue(model, how, PROMPT.value, IMAGE.value)
         return
-    print(answer(weights, run, make_prompt(run, PROMPT.value, IMAGE.value), cfg, SEED.value))
+    model.check_images(IMAGE.value)
+    show(model.ask(chat.Conversation(), PROMPT.value, IMAGE.value, sampling=how, seed=SEED.value))
 
 
 if __name__ == "__main__":

@@ -5,18 +5,24 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from bluelm_jax import config, serialize
+from bluelm_jax import presets, sampling_config, serialize
 from gin_configs import binding
 
 PRESETS = (
-    config.siglip_so400m,
-    config.minicpm_2b,
-    config.bluelm_3b,
-    config.bluelm_v_minicpm_2b,
-    config.bluelm_v_3b,
+    presets.siglip_so400m,
+    presets.smollm2_135m,
+    presets.tinyllama_1_1b,
+    presets.vicuna_7b,
+    presets.qwen2_0_5b,
+    presets.qwen2_1_5b,
+    presets.minicpm_2b,
+    presets.bluelm_3b,
+    presets.bluelm_v_minicpm_2b,
+    presets.bluelm_v_3b,
 )
 for _cls in serialize.CLASSES.values():
     binding.register(_cls)
+binding.register(sampling_config.SamplingConfig)
 for _preset in PRESETS:
     binding.register_function(_preset)
 

@@ -59,6 +59,7 @@ def run_info(
     config: dict[str, Any],
     design: str,
     commands: Sequence[str],
+    compared: str = "tiling scheme",
 ) -> RunInfo:
     """What a report says of how its numbers were made; `seconds` is by phase."""
     device = jax.devices()[0]
@@ -76,5 +77,6 @@ def run_info(
         config=config,
         design=design,
         task=task,
+        compared=compared,
         commands=list(commands),
     )

@@ -14,7 +14,7 @@ from typing import TypeVar
 import jax
 import numpy as np
 
-from bluelm_jax import generate, serialize
+from bluelm_jax import generate, run_folder, serialize
 from bluelm_jax.data.rendering import reading_pages
 from bluelm_jax.data_config import SourceConfig
 from bluelm_jax.files import write_text
@@ -159,7 +159,7 @@ def save_prompts(job: Quickstart, plan: Ablation, run_dir: Path, path: Path) -> 
     run = serialize.load_run_config(run_dir)
     run = evaluation.eval_run(run, plan.eval_source, job.export_count)
     examples, prompts = next(evaluation.prompt_batches(run, job.export_count))
-    weights = cli.load_weights(run_dir, run.model)
+    weights = run_folder.load_weights(run_dir, run.model)
     answers = generate.generate(
         weights, prompts, jax.random.key(0), cfg=run.model, sampling=job.evaluation.sampling,
         stop=evaluation.stop_token(run),

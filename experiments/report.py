@@ -52,9 +52,12 @@ def findings(results: Results) -> list[str]:
         if len(ties) == 1
         else f"Highest exact match: {', '.join(ties)} alike, "
         f"{report_tables.interval_percent(best['exact_match'])} %.",
-        f"Fewest image tokens: {cheapest['label']}, {cheapest['mean_tokens']:.0f} an image, exact "
-        f"match {report_tables.interval_percent(cheapest['exact_match'])} %.",
     ]
+    if len({scheme["mean_tokens"] for scheme in schemes}) > 1:
+        sentences.append(
+            f"Fewest image tokens: {cheapest['label']}, {cheapest['mean_tokens']:.0f} an image, exact "
+            f"match {report_tables.interval_percent(cheapest['exact_match'])} %."
+        )
     for pair in results.get("comparisons") or []:
         interval = pair["difference"]
         apart = interval["low"] > 0 or interval["high"] < 0
@@ -80,14 +83,20 @@ def _by_seed(pair: Comparison) -> str:
 
 def limits(results: Results) -> list[str]:
     """Returns what the numbers do not show, a sentence each."""
-    seeds = results["run"]["seeds"]
-    return [
+    seeds, noun = results["run"]["seeds"], report_tables.noun(results)
+    claim = (
         "A run of this size does not settle the paper’s claim about tiling, which "
-        "rests on a model of billions of parameters and public benchmarks.",
+        "rests on a model of billions of parameters and public benchmarks."
+        if report_tables.compared(results) == "tiling scheme"
+        else f"A run of this size does not settle which {noun} serves a model of billions of "
+        "parameters best."
+    )
+    return [
+        claim,
         f"Intervals come from resampling {schemes_images(results)} held-out images. They do not "
         f"contain the spread between training seeds; there "
-        f"{'was one seed' if len(seeds) == 1 else f'were {len(seeds)} seeds'} a scheme, so a small "
-        "difference may belong to the training run and not to the scheme.",
+        f"{'was one seed' if len(seeds) == 1 else f'were {len(seeds)} seeds'} a {noun}, so a small "
+        f"difference may belong to the training run and not to the {noun}.",
     ]
 
 
@@ -191,6 +200,8 @@ def _context(
     several_seeds = len(results["run"]["seeds"]) > 1
     return {
         "run": results["run"],
+        "compared": report_tables.compared(results),
+        "noun": report_tables.noun(results),
         "design": results["run"].get("design", ""),
         "task": results["run"].get("task", "held-out samples"),
         "schemes": [scheme["label"] for scheme in results["schemes"]],

@@ -76,6 +76,16 @@ def labels(results: Results) -> dict[str, str]:
     return {scheme["name"]: scheme["label"] for scheme in results["schemes"]}
 
 
+def compared(results: Results) -> str:
+    """Returns what the schemes are: 'tiling scheme', 'token downsampler'."""
+    return results["run"].get("compared", "tiling scheme")
+
+
+def noun(results: Results) -> str:
+    """Returns the last word of `compared`."""
+    return compared(results).split()[-1]
+
+
 def seeds_text(results: Results) -> str:
     """Returns e.g. 'one training seed (0)' or '3 training seeds (0, 1, 2)'."""
     seeds = results["run"]["seeds"]
@@ -112,7 +122,7 @@ def accuracy_table(results: Results) -> Table:
     return Table(
         title="Accuracy and cost",
         columns=[
-            "Scheme",
+            noun(results).capitalize(),
             "Exact match, %",
             "Characters, %",
             "Tokens, mean / p95",
@@ -136,7 +146,7 @@ def seeds_table(results: Results) -> Table:
         rows.append([scheme["label"], *(found.get(seed, "–") for seed in seeds)])
     return Table(
         title="Exact match by training seed, %",
-        columns=["Scheme", *(f"Seed {seed}" for seed in seeds)],
+        columns=[noun(results).capitalize(), *(f"Seed {seed}" for seed in seeds)],
         rows=rows,
         note="The spread between seeds is a source of error that the intervals do not contain.",
     )
@@ -186,8 +196,8 @@ def comparison_table(results: Results) -> Table | None:
         title="Image by image",
         columns=["Pair", "Fewer tiles", "Equal", "More tiles", "Exact match difference, points"],
         rows=rows,
-        note="Held-out images on which the first scheme chooses fewer, as many or more tiles than "
-        "the second; difference of exact match, first minus second, with a paired bootstrap "
+        note=f"Held-out images on which the first {noun(results)} has fewer, as many or more tiles "
+        "than the second; difference of exact match, first minus second, with a paired bootstrap "
         "interval. An interval that contains 0 shows no difference.",
     )
 

@@ -25,7 +25,8 @@ class RunInfo(TypedDict):
     `config`, `data` and `steps` are shown as they are: name -> number or short text.
     `commands` repeat the run, one command each. `design` says in a sentence or two what the
     schemes had in common and what not (data, steps, fit, view order): only the job knows. `task`
-    says what the schemes read, to stand behind "on".
+    says what the schemes read, to stand behind "on". `compared` is what a scheme is, "tiling scheme"
+    unless it is something else, such as "token downsampler".
     """
 
     seeds: list[int]
@@ -41,6 +42,7 @@ class RunInfo(TypedDict):
     commands: list[str]
     design: NotRequired[str]
     task: NotRequired[str]
+    compared: NotRequired[str]
 
 
 class SeedResult(TypedDict):

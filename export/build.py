@@ -21,7 +21,7 @@ def shapes(cfg: config.VLMConfig, ex: ExportConfig) -> bundle.Shapes:
     """The numbers of a model and an export that go into the manifest."""
     return bundle.Shapes(
         tile_size=cfg.vision.tile_size,
-        tokens_per_tile=layout.token_side(cfg) ** 2,
+        tokens_per_tile=layout.tokens_per_view(layout.token_side(cfg)),
         tile_batch=ex.tile_batch,
         prefill_chunk=ex.prefill_chunk,
         cache_size=ex.cache_size,

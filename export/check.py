@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bluelm_jax import config, generate, layout, params, vlm
+from bluelm_jax import config, generate, layout, params, presets, vlm
 from bluelm_jax.params import Tree
 from export import build, bundle, flatbuffer, graphs, quantize
 from export.config import ExportConfig, RunnerConfig, float_weights
@@ -63,7 +63,7 @@ def random_weights(cfg: config.VLMConfig, seed: int = 0) -> Tree:
 
 def tiny_model(seed: int = 0, **decoder_overrides) -> tuple[Tree, config.VLMConfig]:
     """The tiny preset with `random_weights`."""
-    cfg = config.tiny(**decoder_overrides)
+    cfg = presets.tiny(**decoder_overrides)
     return jax.tree.map(jnp.asarray, random_weights(cfg, seed)), cfg
 
 
@@ -115,7 +115,7 @@ def random_prompt(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(tiles, tokens, image_index) of a prompt with `text` ids around the views' tokens."""
     rng, side = np.random.default_rng(seed), cfg.vision.tile_size
-    count = views * layout.token_side(cfg) ** 2
+    count = views * layout.tokens_per_view(layout.token_side(cfg))
     tiles = rng.integers(0, 256, (views, side, side, 3)).astype(np.uint8)
     tokens = rng.integers(STOP + 1, cfg.decoder.vocab_size, text + count).astype(np.int32)
     index = np.full(text + count, -1, np.int32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from bluelm_jax.config import check, check_positive
+from bluelm_jax.checks import check, check_positive
 
 Precision = Literal["float", "int8", "int4"]
 BLOCK_SIZES = (0, 32, 64, 128, 256)

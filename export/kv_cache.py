@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from bluelm_jax.rotary import rope_frequencies
 from export.bundle import Shapes
 
 # Score of a pair that must not attend, added before the softmax: e^-100 is nothing beside any real
@@ -45,9 +46,9 @@ def rope_tables(
     start: int, count: int, head_dim: int, theta: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """cos and sin [1, count, 1, H] of positions from `start`, the sine as [-sin, sin]."""
-    frequency = theta ** (-2.0 * np.arange(head_dim // 2, dtype=np.float32) / head_dim)
+    frequency = rope_frequencies(head_dim, theta)
     positions = np.arange(start, start + count, dtype=np.float32)
-    angle = positions[:, None] * frequency.astype(np.float32)
+    angle = positions[:, None] * frequency
     cos, sin = np.cos(angle), np.sin(angle)
     tables = (np.concatenate([cos, cos], -1), np.concatenate([-sin, sin], -1))
     return tables[0][None, :, None], tables[1][None, :, None]

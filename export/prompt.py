@@ -78,7 +78,7 @@ class Prompter:
         data = serialize.from_plain(manifest.prompt)
         data = dataclasses.replace(data, tokenizer=_located(data.tokenizer, Path(directory)))
         self.tokenizer = tokenizer.load(data.tokenizer)
-        side = round(manifest.shapes.tokens_per_tile**0.5)
+        side = layout.token_side(serialize.from_plain(manifest.model))
         self._maker = ExampleMaker(Planner(data, side=side, tokenizer=self.tokenizer))
 
     def make(self, question: str, images: Sequence[str | Path]) -> Example:

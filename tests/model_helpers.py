@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bluelm_jax import config, data_config, params, schemes, vlm
+from bluelm_jax import config, data_config, params, presets, schemes, vlm
 from bluelm_jax.batch import TEXT, Batch
 from bluelm_jax.run_config import RunConfig
 
-TINY = config.tiny()
+TINY = presets.tiny()
 Q = 9  # Tokens of a tile of the tiny model: 20 pixels, patches of 4, 5 x 5 padded to 6 x 6, halved.
 
 

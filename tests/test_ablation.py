@@ -7,12 +7,12 @@ import pytest
 from data_helpers import record, write_dataset, write_image, write_json
 from model_helpers import TINY, make_run, replace
 
-from bluelm_jax import params, schemes, serialize, train, vlm
+from bluelm_jax import config, layout, params, schemes, serialize, train, vlm
 from bluelm_jax.data.examples import OverlongError
 from bluelm_jax.data.pipeline import Pipeline
 from bluelm_jax.data_config import SourceConfig
 from bluelm_jax.generate import SamplingConfig
-from experiments import ablation, cli, evaluation, kept
+from experiments import ablate, ablation, cli, evaluation, kept
 from experiments.ablation import Ablation, Variant
 from experiments.evaluation import EvalConfig
 
@@ -35,12 +35,6 @@ def test_room_is_what_the_batches_need(run):
     longest = max(e.length for e in Pipeline(fitted.data, side=fitted.token_side).prompts())
     assert longest < fitted.data.seq_len < 128
     assert fitted.data.tiles_per_group == 4
-
-
-def test_rows_end_at_a_multiple_of_the_loss_chunk(run):
-    exact = ablation.fit_room(run).data.seq_len
-    chunked = replace(run, "train", logits_chunk=16)
-    assert ablation.fit_room(chunked).data.seq_len == -(-exact // 16) * 16
 
 
 def test_a_sample_beyond_the_model_is_named_or_dropped_by_policy(tmp_path):
@@ -135,3 +129,59 @@ def test_images_beside_the_file_are_found_without_an_image_root(tmp_path):
         (reading,) = evaluation.evaluate(weights, run, SourceConfig(path=str(path)), cfg)
     assert reading.image == str(tmp_path / name) and reading.grid == (1, 1)
     assert json.dumps(dataclasses.asdict(reading))
+
+
+# Arms that differ in the model ------------------------------------------------------------------------
+
+
+DOWNSAMPLERS = (
+    Variant(name="base", label="as it is"),
+    Variant(name="pool", label="mean", downsampler=config.AvgPool(factor=5)),
+    Variant(name="queries", label="queries", downsampler=config.Resampler(num_queries=7, head_dim=8),
+            projector=config.ProjectorConfig(depth=0)),
+)  # fmt: skip
+
+
+def test_a_variant_changes_what_it_names(run):
+    base, pool, queries = (variant.apply(run) for variant in DOWNSAMPLERS)
+    assert base == run and pool.data == queries.data == run.data
+    assert pool.model == dataclasses.replace(run.model, downsampler=config.AvgPool(factor=5))
+    assert queries.model.projector.depth == 0 and queries.token_side == layout.Unordered(7)
+    tiled = Variant(name="t", label="t", tiling=dataclasses.replace(FIXED, pad_color=(1, 1, 1)))
+    assert tiled.apply(run).data.tiling.pad_color == (1, 1, 1) and tiled.apply(run).model == TINY
+
+
+def test_rows_have_room_for_the_tokens_of_each_downsampler(run):
+    lengths = [ablation.variant_run(run, v, 0).data.seq_len for v in DOWNSAMPLERS]
+    assert [length - lengths[0] for length in lengths] == [0, 1 - 9, 7 - 9]
+
+
+def test_what_is_compared_is_said(run):
+    def compared(*variants):
+        plan = make_ablation(run)
+        names = [dataclasses.replace(v, name=f"v{i}") for i, v in enumerate(variants)]
+        return dataclasses.replace(plan, variants=tuple(names), subject="v0").compared
+
+    fixed = Variant(name="fixed", label="Fixed", tiling=FIXED)
+    assert compared(fixed) == "tiling scheme"
+    assert compared(*DOWNSAMPLERS) == "token downsampler"
+    assert compared(fixed, DOWNSAMPLERS[1]) == "variant"
+
+
+def test_an_arm_of_another_downsampler_end_to_end(run, tmp_path):
+    run = replace(run, "train", steps=2, save_every=2)
+    run = replace(run, "data", batch_size=8, tile_groups=8)
+    evaluated = EvalConfig(batch_size=4, limit=4, sampling=SamplingConfig(max_new_tokens=14))
+    plan = dataclasses.replace(
+        make_ablation(run, evaluation=evaluated), variants=DOWNSAMPLERS[2:], subject="queries"
+    )
+    (found,), samples = ablation.run_ablation(plan, tmp_path)
+    assert found.name == "queries" and set(found.tokens) == {7} and len(samples) == 4
+
+
+def test_parameters_of_every_arm_are_told(run):
+    plan = make_ablation(run)
+    assert "," not in ablate.parameters(plan).replace(",", "", 1)
+    several = dataclasses.replace(plan, variants=DOWNSAMPLERS, subject="base")
+    text = ablate.parameters(several)
+    assert text.startswith("as it is ") and ", mean " in text and ", queries " in text

@@ -4,12 +4,15 @@ import dataclasses
 
 import numpy as np
 import pytest
+from data_helpers import assert_same, make_pipeline, take, write_dataset
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bluelm_jax import layout
-from bluelm_jax.data.batching import BatchShape, Packer, assemble, batch_prompts
+from bluelm_jax.data.batching import BatchShape, assemble, batch_prompts
 from bluelm_jax.data.examples import Example
+from bluelm_jax.data.packing import FirstFit
+from bluelm_jax.data_config import Packing
 
 SHAPE = BatchShape(
     batch_size=4,
@@ -74,32 +77,13 @@ def test_overflow_names_sample_and_numbers():
         assemble([(0, example("a", 1, 2)), (1, example("b", 1, 2))], SHAPE)
 
 
-def test_first_fit():
-    packer = Packer(SHAPE)
-    assert packer.place(8, 2) == 0
-    assert packer.place(6, 2) == 2  # Row 1 has room, but its group only one tile.
-    assert packer.place(4, 1) == 0
-    assert packer.place(1, 0) == 1
-    assert packer.place(12, 0) == 3
-    assert packer.place(11, 1) is None
-    assert packer.full_group(11) == 0
-    assert packer.full_group(12) is None
-    assert not packer.is_full
-
-
-def test_one_sample_a_row_keeps_the_order():
-    packer = Packer(dataclasses.replace(SHAPE, max_samples_per_row=1))
-    assert [packer.place(1, 0) for _ in range(5)] == [0, 1, 2, 3, None]
-    assert packer.is_full
-
-
 sizes = st.lists(st.tuples(st.integers(1, 6), st.integers(0, 3)), max_size=30)
 
 
 @given(sizes, st.sampled_from([None, 1, 2]))
 def test_packed_batch_holds_every_sample_whole(pairs, limit):
     shape = dataclasses.replace(SHAPE, max_samples_per_row=limit)
-    packer, placed = Packer(shape), []
+    packer, placed = FirstFit(shape), []
     for i, (text, views) in enumerate(pairs):
         made = example(str(i), text, views, seed=i)
         row = packer.place(made.length, views)
@@ -141,3 +125,74 @@ def test_prompts_have_lengths():
 def test_shape_is_checked(field, value, message):
     with pytest.raises(ValueError, match=rf"BatchShape.{field} = {value}: must be {message}"):
         dataclasses.replace(SHAPE, **{field: value})
+
+
+# Samples whose pixels turn out damaged --------------------------------------------------------------
+
+
+def damaged_dataset(folder, bad):
+    """Twelve samples with an image each; the pixels of `bad` are cut off behind a good header."""
+    path = write_dataset(folder, count=12)
+    for i in bad:
+        image = folder / f"0-{i}.png"
+        data = image.read_bytes()
+        image.write_bytes(data[: len(data) // 2])
+    return path
+
+
+def answers(pipeline, batch):
+    """The answer in every row; '' for an empty one."""
+    rows = zip(batch["tokens"], batch["segments"], strict=True)
+    texts = [pipeline.tokenizer.decode(tokens[segments > 0]) for tokens, segments in rows]
+    return [text.rpartition("[|AI|]:")[2] for text in texts]
+
+
+@pytest.mark.parametrize("policy", ["skip", "replace_with_text_only"])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_damaged_pixels_leave_the_measured_room_right(tmp_path, policy, groups):
+    """Headers promise a sample: its place is kept, so every other one stays in its row."""
+    fields = {"tile_groups": groups, "on_unreadable_image": policy, "epochs": 3}
+    whole = make_pipeline(write_dataset(tmp_path, count=12), **fields)
+    expected = [answers(whole, batch) for batch in whole]
+    path = damaged_dataset(tmp_path, bad=(2, 5, 6))
+    bad = {i: whole.records[0][i]["conversations"][1]["value"] for i in (2, 5, 6)}
+    room = make_pipeline(path, **fields).measure()
+    sizes = {"seq_len": room.max_length, "tiles_per_group": room.tiles_per_group}
+    pipeline = make_pipeline(path, **fields, **sizes)
+    batches = iter(pipeline)
+    found = [answers(pipeline, batch) for batch in batches]
+    counts = batches.counters.counts
+    if policy == "skip":
+        expected = [["" if text in bad.values() else text for text in row] for row in expected]
+        assert (counts["unreadable_image"], counts["samples"]) == (9, 27)
+    else:
+        assert (counts["replaced_with_text_only"], counts["samples"]) == (9, 36)
+    assert found == expected and len(found) == 9
+
+
+def test_damaged_pixels_in_a_packed_run_make_room_for_others(tmp_path):
+    path = damaged_dataset(tmp_path, bad=(2, 5, 6))
+    fields = {"on_unreadable_image": "skip", "epochs": 1, "drop_remainder": False}
+    batches = iter(make_pipeline(path, packing=Packing(lookahead=4), seq_len=260, **fields))
+    samples = sum(int(batch["segments"].max(axis=1).sum()) for batch in batches)
+    assert samples == batches.counters.counts["samples"] == 9
+
+
+def test_damaged_pixels_everywhere_are_an_error(tmp_path):
+    path = damaged_dataset(tmp_path, bad=range(12))
+    batches = iter(make_pipeline(path, on_unreadable_image="skip"))
+    with pytest.raises(ValueError, match=r"every sample is left out; .*(damaged|truncated)"):
+        for _ in range(20):
+            next(batches)
+
+
+def test_resume_next_to_an_empty_row(tmp_path):
+    fields = {"on_unreadable_image": "skip", "shuffle": False, "num_threads": 0}
+    path = damaged_dataset(tmp_path, bad=(3, 4))
+    expected = take(iter(make_pipeline(path, **fields)), 4)
+    assert not expected[0]["segments"][3].any() and not expected[1]["segments"][0].any()
+    first = iter(make_pipeline(path, **fields))
+    take(first, 1)
+    second = iter(make_pipeline(path, **fields))
+    second.set_state(first.get_state())
+    assert_same(take(second, 3), expected[1:])

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from model_helpers import TINY, make_run, replace
 
-from bluelm_jax import config, decoder, layout, params, run_config, schemes, vision, vlm
+from bluelm_jax import config, run_config, schemes
 
 
 def make(cls, **fields):
@@ -31,8 +31,18 @@ def make(cls, **fields):
         (config.VisionConfig, "unroll", 3, "in 1..2"),
         (config.VisionConfig, "unroll", 0, "in 1..2"),
         (config.VilaConcat, "factor", 0, "> 0"),
-        (config.ProjectorConfig, "depth", 0, "> 0"),
-        (config.ProjectorConfig, "activation", "relu", "'gelu' or 'silu'"),
+        (config.VisionConfig, "activation", "relu", "one of ('gelu', 'gelu_exact', 'silu')"),
+        (config.PixelShuffle, "factor", 0, "> 0"),
+        (config.AvgPool, "factor", -1, "> 0"),
+        (config.Resampler, "num_queries", 0, "> 0"),
+        (config.Resampler, "head_dim", 0, "> 0"),
+        (config.ProjectorConfig, "depth", -1, ">= 0"),
+        (config.ProjectorConfig, "activation", "relu", "one of ('gelu', 'gelu_exact', 'silu')"),
+        (config.ProjectorConfig, "norm_eps", 0.0, "> 0"),
+        (config.VLMConfig, "downsampler", config.Resampler(head_dim=12),
+         "of a head_dim that divides decoder.width = 32, itself a multiple of 4"),
+        (config.VLMConfig, "projector", config.ProjectorConfig(depth=0),
+         "of depth >= 1: tokens of width 24 enter a decoder of width 32"),
         (config.DecoderConfig, "vocab_size", 0, "> 0"),
         (config.DecoderConfig, "max_length", 0, "> 0"),
         (config.DecoderConfig, "head_dim", 7, "even and > 0"),
@@ -62,8 +72,9 @@ def make(cls, **fields):
         (config.TrainConfig, "logits_chunk", -1, ">= 0"),
         (config.TrainConfig, "trainable", (), "a non-empty choice of"),
         (config.TrainConfig, "trainable", ("decoder", "head"), "a non-empty choice of"),
+        (config.TrainConfig, "init_parts", ("vision",), "None or, with init_from, a choice of"),
     ],
-)
+)  # fmt: skip
 def test_bounds_name_class_field_value_and_bound(cls, field, value, bound):
     with pytest.raises(ValueError) as caught:
         make(cls, **{field: value})
@@ -87,6 +98,26 @@ def test_values_on_the_bound_are_taken(cls, field, value):
     assert getattr(make(cls, **{field: value}), field) == value
 
 
+def test_penultimate_features_need_no_last_block():
+    with pytest.raises(ValueError, match="depth = 1: must be >= 2 with feature = 'penultimate'"):
+        make(config.VisionConfig, depth=1, feature="penultimate")
+    with pytest.raises(ValueError, match=r"VisionConfig.unroll = 2: must be in 1\.\.1"):
+        make(config.VisionConfig, feature="penultimate", unroll=2)
+    assert make(config.VisionConfig, feature="penultimate").num_blocks == 1
+    assert TINY.vision.num_blocks == 2
+
+
+def test_width_of_the_tokens_that_the_projector_reads():
+    widths = {
+        config.VilaConcat(): 24, config.PixelShuffle(factor=3): 216, config.AvgPool(): 24,
+        config.Resampler(head_dim=8): 32, config.Identity(): 24,
+    }  # fmt: skip
+    for downsampler, width in widths.items():
+        assert make(config.VLMConfig, downsampler=downsampler).token_width == width
+    last = config.ProjectorConfig(depth=0)
+    assert make(config.VLMConfig, downsampler=config.Resampler(head_dim=8), projector=last)
+
+
 def test_configs_are_frozen_and_hashable():
     run = make_run()
     assert hash(run) == hash(make_run()) and run == make_run()
@@ -95,57 +126,8 @@ def test_configs_are_frozen_and_hashable():
 
 
 def test_patches_along_a_side_are_whole():
-    assert config.siglip_so400m().side == 27  # 384 / 14 = 27.4
+    assert config.VisionConfig().side == 27  # 384 / 14 = 27.4
     assert TINY.vision.side == 5
-
-
-# Parameter counts of the presets, from formulas written down here.
-
-
-def decoder_count(v, d, layers, m, heads, kv, h, tied):
-    attention = d * heads * h + 2 * d * kv * h + heads * h * d
-    block = attention + 3 * d * m + 2 * d
-    return v * d * (1 if tied else 2) + layers * block + d
-
-
-def test_minicpm_2b_has_the_published_size():
-    cfg = config.minicpm_2b()
-    count = params.count(decoder.specs(cfg))
-    assert count == 2_724_880_896
-    assert count == decoder_count(122_753, 2304, 40, 5760, 36, 36, 64, tied=True)
-
-
-def test_siglip_tower_without_pooling_head():
-    d, m, layers = 1152, 4304, 27
-    block = 4 * (d * d + d) + (d * m + m) + (m * d + d) + 2 * 2 * d
-    by_hand = 14 * 14 * 3 * d + d + 27 * 27 * d + layers * block + 2 * d
-    assert by_hand == 412_987_248
-    assert params.count(vision.specs(config.siglip_so400m())) == by_hand
-
-
-def test_bluelm_3b_is_about_2_7_billion():
-    count = params.count(decoder.specs(config.bluelm_3b()))
-    embed_norm = 2 * 2560
-    tied = decoder_count(100_096, 2560, 32, 6656, 20, 20, 128, tied=True)
-    assert count == tied + embed_norm
-    assert 2.72e9 < count < 2.74e9
-
-
-def test_whole_presets_join_the_parts():
-    cfg = config.bluelm_v_minicpm_2b()
-    fuse = 4 * 1152 * 1152 + 1152
-    projector = 1152 * 2304 + 2304 + 2304 * 2304 + 2304
-    assert params.count(vlm.specs(cfg)) == 412_987_248 + fuse + projector + 2_724_880_896
-    assert cfg.dtype == "bfloat16" and layout.token_side(cfg) == 14
-    bluelm = config.bluelm_v_3b()
-    assert bluelm.decoder.embed_norm and not bluelm.decoder.qkv_bias
-
-
-def test_presets_take_overrides():
-    assert config.minicpm_2b(depth=2).depth == 2
-    assert config.minicpm_2b().residual_scale == pytest.approx(1.4 / 40**0.5)
-    with pytest.raises(TypeError, match="dept"):
-        config.minicpm_2b(dept=2)
 
 
 # Cross-checks of a whole run.

@@ -116,12 +116,6 @@ def test_samples_of_a_row_do_not_see_each_other_by_gradient():
     assert reached.tolist() == [False] * 6 + [True] * 10 + [False] * 3
 
 
-def test_packed_mask_by_hand():
-    mask = decoder.packed_mask(jnp.array([[0, 1, 0, 1, 0]]), jnp.array([[1, 1, 2, 2, 0]]))
-    expected = [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 0, 1]]
-    assert mask[0].astype(int).tolist() == expected
-
-
 # The cache -------------------------------------------------------------------------------------------
 
 
@@ -143,7 +137,7 @@ def test_cached_equals_forward(whole, chunks, size):
     hidden, cache = run_cached(inputs(), chunks, size)
     np.testing.assert_allclose(hidden, whole, atol=1e-5)
     assert cache.lengths.tolist() == [LENGTH, LENGTH]
-    assert np.abs(cache.k[:, :, LENGTH - 1]).max() > 0  # The last slot is in use.
+    assert np.abs(cache.k[:, :, :, LENGTH - 1]).max() > 0  # The last slot is in use.
 
 
 def test_rows_of_unequal_length(whole):
@@ -178,14 +172,14 @@ def test_writes_beyond_the_cache_are_dropped(whole):
 
 def test_what_stands_beyond_a_row_is_never_read():
     _, clean = run_cached(inputs(), (4,))
-    dirty = clean.replace(k=clean.k.at[:, :, 4:].set(50.0), v=clean.v.at[:, :, 4:].set(50.0))
+    dirty = clean.replace(k=clean.k.at[:, :, :, 4:].set(50.0), v=clean.v.at[:, :, :, 4:].set(50.0))
     outs = [extend(P, inputs()[:, 4:6], jnp.array([2, 2]), c, cfg=CFG)[0] for c in (clean, dirty)]
     np.testing.assert_array_equal(*outs)
 
 
 def test_cache_shape_and_dtype():
     cache = decoder.init_cache(CFG, 3, 7, jnp.bfloat16)
-    assert cache.k.shape == cache.v.shape == (2, 3, 7, 2, 8)
+    assert cache.k.shape == cache.v.shape == (2, 3, 2, 7, 8)
     assert cache.k.dtype == jnp.bfloat16 and cache.lengths.tolist() == [0, 0, 0]
 
 

@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from bluelm_jax import layout, patching, schemes
 from bluelm_jax.data import batching, images
 from bluelm_jax.data.examples import Example, OverlongError, Skipped, TooManyTilesError
-from bluelm_jax.data.plans import UnreadableImageError, truncate
+from bluelm_jax.data.plans import UnreadableImageError
+from bluelm_jax.data.sample_plan import truncate
 from bluelm_jax.data.sources import InvalidRecordError
 from bluelm_jax.data.tokenizer import ByteTokenizer
 from bluelm_jax.data_config import ByteTokens
@@ -143,8 +144,8 @@ def test_supervised_tokens_spell_the_answers(tmp_path_factory, pairs):
         (record("b7", "Q", "A", image="a.png"), "0 <image> in the turns, 1 images"),
         (record("b7", "<image>", "A", image=["a.png", "a.png"]), "1 <image> .*, 2 images"),
         (record("b7", "Q", "A", image=3), "'image' must be a path or list of paths, got 3"),
-        (record("b7", "Q", ""), "sample 'b7' of .*no token of the sample is supervised"),
-        (record("b7", "Q"), "no token of the sample is supervised"),
+        (record("b7", "Q", ""), "sample 'b7' of .*no token is supervised"),
+        (record("b7", "Q"), "no token is supervised"),
         ({"id": "b7", "conversations": [turn("gpt", "A")]}, "sample 'b7' of .*no human turn"),
     ],
 )

@@ -107,7 +107,7 @@ def test_prefill_returns_the_last_real_position():
     np.testing.assert_allclose(last, expected, atol=1e-5)
     assert full.lengths.tolist() == chunked.lengths.tolist() == list(LENGTHS)
     for row, n in enumerate(LENGTHS):
-        np.testing.assert_allclose(chunked.k[:, row, :n], full.k[:, row, :n], atol=1e-5)
+        np.testing.assert_allclose(chunked.k[:, row, :, :n], full.k[:, row, :, :n], atol=1e-5)
 
 
 def test_stop_token_ends_a_row(greedy):

@@ -9,7 +9,7 @@ import gin
 import pytest
 from model_helpers import golden
 
-from bluelm_jax import config, schemes
+from bluelm_jax import presets, schemes
 from bluelm_jax.run_config import RunConfig
 from experiments import ablation, evaluation, gin_setup, quickstart_config
 from export import gin_setup as export_setup  # noqa: F401 (registers)
@@ -99,7 +99,7 @@ def test_stages_have_the_papers_numbers():
         optim = run.train.optim
         assert (optim.b1, optim.b2, optim.eps, optim.weight_decay) == (0.9, 0.98, 1e-6, 0.05)
         assert run.data.seq_len == 4096 and run.model.dtype == "bfloat16"
-        assert run.model.decoder == config.minicpm_2b()
+        assert run.model.decoder == presets.minicpm_2b()
 
 
 def test_schemes_differ_in_nothing_but_the_grid():

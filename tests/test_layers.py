@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bluelm_jax import layers
+from bluelm_jax import layers, rotary
 from bluelm_jax.params import Param
 
 
@@ -99,6 +99,26 @@ def test_rope_is_a_complex_rotation(theta, head_dim):
     positions = np.array([[0, 1, 2, 3, 4], [7, 0, 100, 4, 511]])
     expected = rotate(np.asarray(x, np.float64), positions, theta)
     np.testing.assert_allclose(rope(x, positions, theta), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("factor", [72**-0.5, 1.4 / 40**0.5])
+def test_scaled_does_not_round_the_factor(factor):
+    """In bfloat16 the product is rounded, as it must be; the factor is not."""
+    x = normal(64).astype(jnp.bfloat16)
+    exact = np.asarray(x, np.float64) * factor
+    got = np.asarray(layers.scaled(x, factor), np.float64)
+    np.testing.assert_allclose(got, exact, rtol=2**-8)
+    assert abs((got / exact).mean() - 1) < 4e-4 < abs((np.asarray(x * factor) / exact).mean() - 1)
+    assert layers.scaled(x, factor).dtype == jnp.bfloat16
+
+
+def test_rope_frequencies_stay_exact_far_out():
+    """Within the roundings of exponent, power and inverse of the real numbers, for wide heads."""
+    for head_dim in (64, 72, 128):
+        exact = 10_000.0 ** (-np.arange(0, head_dim, 2) / head_dim)
+        got = rotary.rope_frequencies(head_dim, 10_000.0)
+        assert got.dtype == np.float32 and got[0] == 1
+        np.testing.assert_allclose(got, exact, rtol=5e-7)
 
 
 def test_rope_tables_by_hand():

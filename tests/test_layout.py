@@ -45,7 +45,7 @@ def tiling(grid, thumbnail="first", fit="pad", tile_size=28):
 )
 def test_tokens_per_view(tile_size, patch, factor, side):
     assert layout.view_side(tile_size, patch, factor) == side
-    assert layout.tokens_per_view(tile_size, patch, factor) == side**2
+    assert layout.tokens_per_view(side) == side**2
 
 
 def test_paper_counts():

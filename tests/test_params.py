@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec
 from model_helpers import TINY, assert_trees_close
 
-from bluelm_jax import config, decoder, params, sharding, vision, vlm
+from bluelm_jax import config, decoder, params, presets, sharding, vision, vlm
 from bluelm_jax.params import Param
 
 KEY = jax.random.key(0)
@@ -120,7 +120,7 @@ def test_cast():
 
 
 def test_a_weight_that_does_not_split_is_named():
-    cfg = config.minicpm_2b(depth=1)  # 122,753 ids: odd.
+    cfg = presets.minicpm_2b(depth=1)  # 122,753 ids: odd.
     mesh = sharding.make_mesh(config.MeshConfig(tensor=2))
     with pytest.raises(ValueError, match=r"embed.*122753.*vocab.*tensor = 2"):
         params.shardings({"decoder": decoder.specs(cfg)}, mesh)

@@ -153,3 +153,17 @@ def test_only_rgb_is_taken(scheme):
     for make in (patching.make_views, patching.make_native_views):
         with pytest.raises(ValueError, match="image mode 'RGBA': must be 'RGB'"):
             make(image, Tiling(scheme=scheme, tile_size=28))
+
+
+@pytest.mark.parametrize("size", [(120, 37), (64, 64), (30, 95)])
+def test_bilinear_views(size):
+    """SigLIP 2's filter: every view, thumbnails included, is what Pillow's BILINEAR gives."""
+    image = picture(*size)
+    fixed = Tiling(scheme=Fixed(), tile_size=28, resample="bilinear")
+    (view,) = patching.make_views(image, fixed)
+    np.testing.assert_array_equal(view, image.resize((28, 28), Image.Resampling.BILINEAR))
+    tiled = Tiling(scheme=Relaxed(), tile_size=28, resample="bilinear")
+    views = patching.make_views(image, tiled)
+    np.testing.assert_array_equal(views[0], view)
+    with pytest.raises(ValueError, match=r"Tiling\.resample = 'nearest': must be 'bicubic' or"):
+        Tiling(scheme=Fixed(), resample="nearest")

@@ -256,6 +256,19 @@ def test_report_of_little(tmp_path):
     assert "examples" not in paths
 
 
+def test_report_names_what_was_compared(pages):
+    built = _build()
+    before = report.write_report(built, pages)["md"].read_text()
+    assert before.startswith("# Reading with 2 tiling schemes\n") and "| Scheme |" in before
+    assert "the paper’s claim about tiling" in before
+    built["run"]["compared"] = "token downsampler"
+    paths = report.write_report(built, pages)
+    for text in (paths["html"].read_text(), paths["md"].read_text()):
+        assert "Reading with 2 token downsamplers" in text and "tiling" not in text
+        assert "settle which downsampler serves" in text and "seeds a downsampler" in text
+    assert "| Downsampler |" in paths["md"].read_text()
+
+
 def test_example_whose_image_is_gone(tmp_path):
     paths = report.write_report(_build(), tmp_path)
     assert "The image 1.png is not there any more." in paths["html"].read_text()

@@ -1,4 +1,4 @@
-"""Bytes of both backends against Pillow's own bicubic resize."""
+"""Bytes of both backends against Pillow's own resize."""
 
 import functools
 import importlib.util
@@ -52,12 +52,13 @@ def noise(width, height):
     return pixels
 
 
-def assert_as_pillow(size, new_size):
+def assert_as_pillow(size, new_size, filter_="bicubic"):
     pixels = noise(*size)
-    expected = Image.fromarray(pixels).resize(new_size, Image.Resampling.BICUBIC)
-    resized = resample.resize_bicubic(pixels, new_size)
+    expected = Image.fromarray(pixels).resize(new_size, Image.Resampling[filter_.upper()])
+    resized = resample.resize(pixels, new_size, filter_)
     assert resized.dtype == np.uint8 and resized.shape == (*new_size[::-1], 3)
-    np.testing.assert_array_equal(resized, np.asarray(expected), err_msg=f"{size} -> {new_size}")
+    name = f"{filter_}, {size} -> {new_size}"
+    np.testing.assert_array_equal(resized, np.asarray(expected), err_msg=name)
 
 
 sides = st.one_of(st.integers(1, 9), st.integers(1, 200))
@@ -76,6 +77,7 @@ sizes = st.tuples(sides, sides)
 def test_any_size_equals_pillow(size, new_size):
     assert resample.backend() == "numba"
     assert_as_pillow(size, new_size)
+    assert_as_pillow(size, new_size, "bilinear")
 
 
 @pytest.mark.parametrize(
@@ -93,10 +95,11 @@ def test_any_size_equals_pillow(size, new_size):
     ],
 )
 def test_chosen_sizes_equal_pillow(backend, size, new_size):
-    assert_as_pillow(size, new_size)
     image = Image.fromarray(noise(*size))
-    expected = np.asarray(image.resize(new_size, Image.Resampling.BICUBIC))
-    np.testing.assert_array_equal(resample.resizer(image)(new_size), expected)
+    for filter_ in ("bicubic", "bilinear"):
+        assert_as_pillow(size, new_size, filter_)
+        expected = np.asarray(image.resize(new_size, Image.Resampling[filter_.upper()]))
+        np.testing.assert_array_equal(resample.resizer(image, filter_)(new_size), expected)
 
 
 @needs_numba
@@ -117,33 +120,37 @@ def test_order_of_passes_is_probed(fresh_import, monkeypatch, rounding):
 def test_sizes_next_to_the_change_of_order(size, step, narrower):
     """Height loses about twice as many pixels as width, where Pillow 13 turns the passes round."""
     size = size[0] + narrower, size[1] + 2 * narrower + 2
-    assert_as_pillow(size, (size[0] - narrower, size[1] - 2 * narrower - step))
+    for filter_ in ("bicubic", "bilinear"):
+        assert_as_pillow(size, (size[0] - narrower, size[1] - 2 * narrower - step), filter_)
 
 
 def test_weights_of_known_cases():
     """By hand: the cubic at 1/4, 3/4, 5/4, 7/4 is 111, 29, -9, -3 over 128; a side cuts some off."""
-    starts, weights = resample._weights(8, 4)
+    starts, weights = resample._weights(8, 4, "bicubic")
     np.testing.assert_array_equal(starts, [0, 0, 1, 3])
     third = np.array([-3, -9, 29, 111, 111, 29, -9, 0]) / 259 * 2**22
     np.testing.assert_array_equal(weights[2], np.rint(third))
     last = np.array([-3, -9, 29, 111, 111, 0, 0, 0]) / 239 * 2**22
     np.testing.assert_array_equal(weights[3], np.rint(last))
     assert weights.dtype == np.int32
-    starts, weights = resample._weights(5, 5)
+    starts, weights = resample._weights(5, 5, "bicubic")
     assert (weights.max(axis=1) == 1 << 22).all() and (weights.sum(axis=1) == 1 << 22).all()
+    starts, weights = resample._weights(8, 4, "bilinear")  # 1/8, 3/8, 3/8, 1/8 around the centre
+    np.testing.assert_array_equal(starts, [0, 1, 3, 5])
+    np.testing.assert_array_equal(weights[1], np.array([1, 3, 3, 1]) * 2**19)
 
 
 def test_result_is_new_memory(backend):
     pixels = noise(20, 10)
     for size in ((20, 10), (10, 5)):
-        resized = resample.resize_bicubic(pixels, size)
+        resized = resample.resize(pixels, size)
         assert resized.flags.writeable and not np.may_share_memory(resized, pixels)
 
 
 def test_views_and_strides_are_read_right(backend):
     pixels = noise(90, 70)[5:60:2, ::-1]
     expected = Image.fromarray(np.ascontiguousarray(pixels)).resize((31, 44))
-    np.testing.assert_array_equal(resample.resize_bicubic(pixels, (31, 44)), np.asarray(expected))
+    np.testing.assert_array_equal(resample.resize(pixels, (31, 44)), np.asarray(expected))
 
 
 @pytest.mark.parametrize(
@@ -158,7 +165,7 @@ def test_views_and_strides_are_read_right(backend):
 )
 def test_bad_arguments_are_named(backend, pixels, size, message):
     with pytest.raises(ValueError, match=message):
-        resample.resize_bicubic(pixels, size)
+        resample.resize(pixels, size)
 
 
 def test_views_are_the_same_with_both_backends(backend):

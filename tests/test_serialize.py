@@ -6,7 +6,7 @@ import json
 import pytest
 from model_helpers import TINY, make_run, replace
 
-from bluelm_jax import config, data_config, run_config, schemes, serialize
+from bluelm_jax import config, data_config, presets, run_config, schemes, serialize
 
 TILING = schemes.Tiling(
     scheme=schemes.Relaxed(alpha=0.05, grids=((1, 2), (2, 1)), max_total_loss=0.3),
@@ -29,11 +29,15 @@ FULL = replace(
 # One object of every config class, with other values than the defaults.
 EXAMPLES = [
     FULL,
-    config.siglip_so400m(),
+    presets.siglip_so400m(),
     config.VilaConcat(factor=3),
+    config.PixelShuffle(factor=3),
+    config.AvgPool(factor=3),
+    config.Resampler(num_queries=96),
+    config.Identity(),
     config.ProjectorConfig(depth=1, activation="silu"),
-    config.minicpm_2b(),
-    config.bluelm_v_3b(),
+    presets.minicpm_2b(),
+    presets.bluelm_v_3b(),
     config.OptimConfig(clip_norm=None, peak_lr=1 / 3),
     config.MeshConfig(data=2, fsdp=2, tensor=2),
     config.TrainConfig(steps=100, trainable=("projector", "downsampler")),
@@ -41,6 +45,8 @@ EXAMPLES = [
     data_config.TokenizerFile(path="a", eos=None),
     data_config.SentencePieceFile(path="b"),
     data_config.SourceConfig(path="c", weight=0.1, template="plain"),
+    data_config.SourceConfig(path="d", name="n", repeat=1.5, random=9, tiling=TILING),
+    data_config.SourceConfig(path="e", first=7),
     data_config.Packing(max_samples_per_row=2),
     FULL.data,
     schemes.LlavaNext(grids=schemes.GRIDS_LLAVA_P5),
@@ -84,6 +90,7 @@ def test_text_is_readable_and_stable():
         "thumbnail": None,
         "single_tile_thumbnail": None,
         "pad_color": [0, 0, 0],
+        "resample": "bicubic",
     }
     assert text.endswith("}\n") and '  "class": "Tiling"' in text
 
@@ -95,7 +102,7 @@ def plain(value=FULL):
 def test_unknown_class():
     tree = plain()
     tree["data"]["tiling"]["scheme"]["class"] = "Relax"
-    with pytest.raises(ValueError, match=r"config class 'Relax' is unknown; known: \['ByteTokens'"):
+    with pytest.raises(ValueError, match=r"config class 'Relax' is unknown; known: \['AvgPool'"):
         serialize.from_plain(tree)
     with pytest.raises(ValueError, match="config class None is unknown"):
         serialize.from_plain({"steps": 3})

@@ -254,7 +254,9 @@ def test_a_run_leaves_config_metrics_events_and_checkpoints(run, uninterrupted):
     assert serialize.load_run_config(directory) == run
     lines = metrics_log.read_lines(directory / "metrics.jsonl")
     assert [line["step"] for line in lines] == [2, 4, 6]
-    assert set(lines[0]) == {"step", "loss", "accuracy", "tokens", "grad_norm", "lr"}
+    of_step = {"loss", "accuracy", "tokens", "grad_norm", "lr"}
+    assert set(lines[0]) == {"step", *of_step, "position_fill", "tile_fill"}
+    assert all(0 < line["position_fill"] <= 1 and line["tile_fill"] == 1 for line in lines)
     assert sorted(d.name for d in (directory / "checkpoints").iterdir()) == ["4", "6"]
     assert len(list(directory.glob("events.out.tfevents.*"))) == 1
 
@@ -294,7 +296,7 @@ def test_ctrl_c_saves_and_the_run_continues_identically(run, uninterrupted, tmp_
 
 
 def test_ctrl_c_in_the_middle_of_a_step(run, uninterrupted, tmp_path, monkeypatch):
-    """A batch that was read is trained on before the state is saved, so none is left out."""
+    """The batch that was read ahead during step 2 is not in the state that is saved."""
     real, calls = train.device_batch, []
 
     def device_batch(*args):
@@ -306,7 +308,7 @@ def test_ctrl_c_in_the_middle_of_a_step(run, uninterrupted, tmp_path, monkeypatc
     monkeypatch.setattr(train, "device_batch", device_batch)
     with pytest.raises(KeyboardInterrupt):
         train.train(run, tmp_path)
-    assert checkpoints.latest_step(tmp_path / "checkpoints") == 3
+    assert checkpoints.latest_step(tmp_path / "checkpoints") == 2
     assert_same_run(tmp_path, train.train(run, tmp_path), uninterrupted)
 
 

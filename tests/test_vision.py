@@ -1,6 +1,7 @@
 """The vision tower: what each tile and each pixel can reach, features, scan options."""
 
 import dataclasses
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 from model_helpers import TINY, draw
 
-from bluelm_jax import vision
+from bluelm_jax import params, vision
 
 CFG = TINY.vision
 WEIGHTS = draw(vision.specs(CFG))
@@ -98,23 +99,54 @@ def test_last_feature_is_normed(features):
 
 
 def test_penultimate_feature_is_the_stream_before_the_last_block():
+    """No weight is declared that the feature does not depend on."""
     cfg = dataclasses.replace(CFG, feature="penultimate")
-    np.testing.assert_allclose(encode(cfg), by_hand(1), atol=1e-5)
+    fewer = {
+        "patch": WEIGHTS["patch"],
+        "position": WEIGHTS["position"],
+        "blocks": jax.tree.map(lambda w: w[:1], WEIGHTS["blocks"]),
+    }
+    shapes = params.map_params(lambda p: p.shape, vision.specs(cfg))
+    assert jax.tree.map(jnp.shape, fewer) == shapes
+    np.testing.assert_allclose(encode(cfg, fewer), by_hand(1), atol=1e-5)
 
-    def out(p):
-        return jnp.square(vision.encode(p, jnp.asarray(TILES), cfg, jnp.float32)).sum()
 
-    grads = jax.grad(out)(WEIGHTS)
-    fc1 = np.asarray(grads["blocks"]["mlp"]["fc1"]["kernel"])
-    assert fc1[0].any() and not fc1[1].any() and not np.asarray(grads["norm"]["scale"]).any()
+def test_activation_of_the_mlps():
+    """The tanh form of GELU and the erf form lie apart by up to 5e-4 in each MLP."""
+    exact = dataclasses.replace(CFG, activation="gelu_exact")
+    difference = np.abs(encode(exact) - encode()).max()
+    assert 1e-6 < difference < 1e-2
 
 
-def test_penultimate_feature_of_one_block_and_unrolled():
-    cfg = dataclasses.replace(CFG, feature="penultimate", unroll=2)
-    np.testing.assert_allclose(encode(cfg), by_hand(1), atol=1e-5)
-    one = dataclasses.replace(CFG, feature="penultimate", depth=1)
-    first = {**WEIGHTS, "blocks": jax.tree.map(lambda w: w[:1], WEIGHTS["blocks"])}
-    np.testing.assert_allclose(encode(one, first), by_hand(0), atol=1e-5)
+# Positions of other tile sizes -----------------------------------------------------------------------
+
+
+def test_resized_positions_are_transformers():
+    """SiglipVisionEmbeddings.interpolate_pos_encoding (tests/parity/downsampler_goldens.py)."""
+    with np.load(pathlib.Path(__file__).parent / "testdata" / "downsamplers.npz") as stored:
+        table = stored["positions/table"]
+        for side in (3, 7, 12):
+            got, want = vision.resize_positions(table, side), stored[f"positions/{side}"]
+            assert got.dtype == np.float32 and got.shape == (side**2, 6)
+            np.testing.assert_allclose(got, want, atol=1e-5 * np.abs(want).max(), rtol=0)
+
+
+def test_resizing_positions_keeps_what_it_should():
+    rng = np.random.default_rng(0)
+    table = rng.normal(size=(25, 3)).astype(np.float32)
+    np.testing.assert_array_equal(vision.resize_positions(table, 5), table)
+    np.testing.assert_allclose(vision.resize_positions(np.full((9, 2), 0.3), 8), 0.3, rtol=1e-12)
+    # Rows stay rows: a table that grows downwards only is the same in every column.
+    down = np.repeat(np.arange(4.0), 4)[:, None]
+    wide = vision.resize_positions(down, 8).reshape(8, 8)
+    assert (wide == wide[:, :1]).all() and (np.diff(wide[:, 0]) > 0).all()
+
+
+def test_positions_that_cannot_be_resized():
+    with pytest.raises(ValueError, match="table of 6 rows: must be a square map"):
+        vision.resize_positions(np.ones((6, 2)), 3)
+    with pytest.raises(ValueError, match="new_side = 0: must be >= 1"):
+        vision.resize_positions(np.ones((4, 2)), 0)
 
 
 def test_blocks_are_pre_norm_with_bidirectional_attention():

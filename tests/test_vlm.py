@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from model_helpers import TINY, Q, batch_arrays, make_batch, weights
 
-from bluelm_jax import config, decoder, generate, layout, vlm
+from bluelm_jax import decoder, generate, layout, presets, vlm
 from bluelm_jax.batch import NEWLINE, TEXT
 
 CFG = dataclasses.replace(TINY, newline=True)
@@ -160,4 +160,4 @@ def test_bfloat16_stays_near_float32_and_gives_float32_logits(shared):
 
 def test_token_side():
     assert layout.token_side(TINY) == 3
-    assert layout.token_side(config.bluelm_v_3b()) == 14
+    assert layout.token_side(presets.bluelm_v_3b()) == 14

@@ -1,9 +1,7 @@
 """Examples are put in rows, rows become a batch of fixed shape.
 
 A batch has B rows of L positions in G groups of B / G neighbouring rows; the rows of a group share
-a pool of I tiles. `Packer` decides in which row an example goes, from its length and number of
-tiles alone; `assemble` writes the arrays. One sample a row and packing are the same code with a
-different bound on the samples of a row.
+a pool of I tiles. `packing` decides in which row an example goes; `assemble` writes the arrays.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from bluelm_jax import layout as layouts
-from bluelm_jax.config import check, check_positive
+from bluelm_jax.checks import check, check_positive
 from bluelm_jax.data.examples import Example
 from bluelm_jax.data_config import DataConfig
 
@@ -52,7 +50,7 @@ class BatchShape:
         check(self, "tile_groups", even, f"a divisor of batch_size = {self.batch_size}")
 
     @classmethod
-    def of(cls, config: DataConfig, *, side: int, pad_id: int) -> BatchShape:
+    def of(cls, config: DataConfig, *, side: layouts.Side, pad_id: int) -> BatchShape:
         """The shape of a config's batches."""
         limit = 1 if config.packing is None else config.packing.max_samples_per_row
         return cls(
@@ -61,7 +59,7 @@ class BatchShape:
             tile_groups=config.tile_groups,
             tiles_per_group=config.tiles_per_group,
             tile_size=config.tiling.tile_size,
-            tokens_per_view=side * side,
+            tokens_per_view=layouts.tokens_per_view(side),
             max_samples_per_row=limit,
             pad_id=pad_id,
             corners=layouts.resizes(config.layout),
@@ -72,44 +70,16 @@ class BatchShape:
         return row * self.tile_groups // self.batch_size
 
 
-class Packer:
-    """First fit: each example goes to the first row with room for its tokens and its tiles."""
-
-    def __init__(self, shape: BatchShape):
-        self._shape = shape
-        self._free_positions = [shape.seq_len] * shape.batch_size
-        self._free_tiles = [shape.tiles_per_group] * shape.tile_groups
-        self._samples = [0] * shape.batch_size
-        self._open = list(range(shape.batch_size))  # Rows that may still take a sample.
-
-    def place(self, length: int, num_views: int) -> int | None:
-        """Row for an example of `length` positions and `num_views` tiles; None if none has room."""
-        for row in self._open:
-            group = self._shape.group(row)
-            if self._free_positions[row] >= length and self._free_tiles[group] >= num_views:
-                self._take(row, group, length, num_views)
-                return row
-        return None
-
-    def _take(self, row: int, group: int, length: int, num_views: int) -> None:
-        self._free_positions[row] -= length
-        self._free_tiles[group] -= num_views
-        self._samples[row] += 1
-        if self._free_positions[row] == 0 or self._samples[row] == self._shape.max_samples_per_row:
-            self._open.remove(row)
-
-    def full_group(self, length: int) -> int | None:
-        """The first group with a row for `length` positions: after a failed `place`, the full one.
-
-        None if no row has room whatever the tiles.
-        """
-        free = self._free_positions
-        return next((self._shape.group(r) for r in self._open if free[r] >= length), None)
-
-    @property
-    def is_full(self) -> bool:
-        """No row can take another sample of any length."""
-        return not self._open
+def empty_example(shape: BatchShape, name: str) -> Example:
+    """What stands in a row that stays empty."""
+    size = shape.tile_size
+    return Example(
+        name=name,
+        tokens=np.zeros(0, np.int32),
+        supervised=np.zeros(0, bool),
+        image_index=np.zeros(0, np.int32),
+        tiles=np.zeros((0, size, size, 3), np.uint8),
+    )
 
 
 def assemble(placed: Sequence[tuple[int, Example]], shape: BatchShape) -> dict[str, np.ndarray]:

@@ -1,11 +1,8 @@
-"""Conversation templates as data, and records as lists of segments.
+"""Records as lists of segments, by a template (`templates`).
 
-A template says which text stands around the turns. Rendering a record gives `Segment`s: template
-text, content, images, and the end of a turn, each marked as supervised or not. Token ids are made
-from segments one at a time, so which token belongs to which part is known and never searched for.
-
-A new template is one entry of `TEMPLATES`. In its strings `{text}` is the content and `{bos}` and
-`{eos}` are the tokenizer's own tokens; a token of `special_tokens` written out becomes its id.
+Rendering a record gives `Segment`s: template text, content, images, and the end of a turn, each
+marked as supervised or not. Token ids are made from segments one at a time, so which token belongs
+to which part is known and never searched for.
 
 How a record is read:
 
@@ -22,141 +19,23 @@ How a record is read:
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from bluelm_jax.data.sources import InvalidRecordError
+from bluelm_jax.data.templates import TEMPLATES as TEMPLATES
+from bluelm_jax.data.templates import Template as Template
+from bluelm_jax.data.templates import check_tokens as check_tokens
+from bluelm_jax.data.templates import end_of_turn_id as end_of_turn_id
+from bluelm_jax.data.templates import get_template as get_template
+from bluelm_jax.data.templates import single_id as single_id
 
 IMAGE = "<image>"
 HUMAN, ASSISTANT, SYSTEM = "human", "assistant", "system"
-_SPEAKERS = {"human": HUMAN, "user": HUMAN, "gpt": ASSISTANT, "assistant": ASSISTANT}
-_SPEAKERS["system"] = SYSTEM
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Template:
-    """The text around the turns of a conversation.
-
-    Attributes:
-      name: key in `TEMPLATES`.
-      start: opens every sample.
-      system: around a system message; None if the template has no place for one.
-      user: around a human turn.
-      assistant: marker after which the model answers; a prompt ends with it.
-      answer: around the text of an answer; supervised as a whole.
-      end_of_turn: token after an answer; supervised, so generation learns to stop.
-      after_turn: between an answer's end and the next turn; not supervised.
-      special_tokens: tokens written in the strings above that must be single ids.
-      keep_user_text: False drops the text of human turns.
-    """
-
-    name: str
-    start: str = "{bos}"
-    system: str | None = None
-    user: str
-    assistant: str
-    answer: str = "{text}"
-    end_of_turn: str = "{eos}"
-    after_turn: str = ""
-    special_tokens: tuple[str, ...] = ()
-    keep_user_text: bool = True
-
-
-_LLAMA3_HEADER = "<|start_header_id|>{}<|end_header_id|>\n\n"
-
-TEMPLATES: dict[str, Template] = {
-    template.name: template
-    for template in (
-        Template(name="bluelm", user="[|Human|]:{text}", assistant="[|AI|]:"),
-        Template(name="minicpm", user="<用户>{text}", assistant="<AI>"),
-        # Caption pre-training as in LLaVA's first stage: image, then caption.
-        Template(name="plain", user="{text}", assistant="", keep_user_text=False),
-        # The original opens with a sentence about the speakers; set it as the system message.
-        Template(
-            name="vicuna",
-            system="{text} ",
-            user="USER: {text} ",
-            assistant="ASSISTANT:",
-            answer=" {text}",
-        ),
-        Template(
-            name="chatml",
-            start="",
-            system="<|im_start|>system\n{text}<|im_end|>\n",
-            user="<|im_start|>user\n{text}<|im_end|>\n",
-            assistant="<|im_start|>assistant\n",
-            end_of_turn="<|im_end|>",
-            after_turn="\n",
-            special_tokens=("<|im_start|>", "<|im_end|>"),
-        ),
-        Template(
-            name="llama3",
-            start="<|begin_of_text|>",
-            system=_LLAMA3_HEADER.format("system") + "{text}<|eot_id|>",
-            user=_LLAMA3_HEADER.format("user") + "{text}<|eot_id|>",
-            assistant=_LLAMA3_HEADER.format("assistant"),
-            end_of_turn="<|eot_id|>",
-            special_tokens=(
-                "<|begin_of_text|>",
-                "<|start_header_id|>",
-                "<|end_header_id|>",
-                "<|eot_id|>",
-            ),
-        ),
-    )
-}
-
-
-def get_template(name: str) -> Template:
-    """The template called `name`; ValueError lists the known names."""
-    if name not in TEMPLATES:
-        raise ValueError(f"template {name!r} is unknown; known: {', '.join(sorted(TEMPLATES))}")
-    return TEMPLATES[name]
-
-
-def check_tokens(template: Template, tokenizer, extra: Sequence[str] = ()) -> None:
-    """Raises ValueError for the first token that `template` needs and `tokenizer` lacks.
-
-    Args:
-      template: the template.
-      tokenizer: a `bluelm_jax.data.tokenizer.Tokenizer`.
-      extra: further tokens that are needed, the tags of an image layout.
-    """
-    text = "".join(v for v in dataclasses.asdict(template).values() if isinstance(v, str))
-    for role in ("bos", "eos"):
-        if "{" + role + "}" in text and getattr(tokenizer, f"{role}_id") is None:
-            raise ValueError(
-                f"template {template.name!r} needs a {role} token and the tokenizer has none"
-            )
-    for owner, tokens in (
-        (f"template {template.name!r}", template.special_tokens),
-        ("the image layout", extra),
-    ):
-        for token in tokens:
-            if single_id(tokenizer, token) is None:
-                raise ValueError(f"{owner} needs the token {token!r}, which the tokenizer lacks")
-    if end_of_turn_id(template, tokenizer) is None:
-        raise ValueError(
-            f"template {template.name!r} ends a turn with {template.end_of_turn!r}, which is not "
-            "a single token"
-        )
-
-
-def end_of_turn_id(template: Template, tokenizer) -> int | None:
-    """Id that ends an answer, where generation stops; None if it is not a single token."""
-    if template.end_of_turn == "{eos}":
-        return tokenizer.eos_id
-    return single_id(tokenizer, template.end_of_turn)
-
-
-def single_id(tokenizer, token: str) -> int | None:
-    """Id of `token`, by name or because its text encodes to one id; else None."""
-    found = tokenizer.token_id(token)
-    if found is None:
-        ids = tokenizer.encode_template(token)
-        found = ids[0] if len(ids) == 1 else None
-    return found
+SPEAKERS = {"human": HUMAN, "user": HUMAN, "gpt": ASSISTANT, "assistant": ASSISTANT}
+SPEAKERS["system"] = SYSTEM
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,27 +61,52 @@ def read_turns(record: Mapping[str, Any], name: str) -> tuple[list[Turn], int]:
     Raises:
       InvalidRecordError: names the sample and the turn that is not understood.
     """
-    raw = record.get("conversations")
-    if not isinstance(raw, list) or not raw:
-        raise InvalidRecordError(f"{name}: 'conversations' must be a list of turns, got {raw!r}")
-    turns: list[Turn] = []
-    for i, entry in enumerate(raw):
-        who = entry.get("from") if isinstance(entry, dict) else None
-        text = entry.get("value") if isinstance(entry, dict) else None
-        if not isinstance(who, str) or who not in _SPEAKERS or not isinstance(text, str):
-            known = ", ".join(_SPEAKERS)
-            raise InvalidRecordError(
-                f"{name}: turn {i} must have 'from' (one of {known}) and a string 'value', "
-                f"got {entry!r}"[:300]
-            )
-        turns.append(Turn(_SPEAKERS[who], text.strip()))
+    turns = [_read_turn(entry, i, name) for i, entry in enumerate(_raw_turns(record, name))]
     system = turns[:1] if turns[0].speaker == SYSTEM else []
     rest = turns[len(system) :]
-    if any(turn.speaker == SYSTEM for turn in rest):
-        raise InvalidRecordError(f"{name}: a system message is not the first turn")
+    late = next((i for i, turn in enumerate(rest) if turn.speaker == SYSTEM), None)
+    if late is not None:
+        message = f"{name}: a system message is not the first turn"
+        raise InvalidRecordError(message, "late_system_turn", f"turn {late + len(system)}")
     if (first := next((i for i, turn in enumerate(rest) if turn.speaker == HUMAN), None)) is None:
-        raise InvalidRecordError(f"{name}: no human turn among {len(rest)} turns")
+        message = f"{name}: no human turn among {len(rest)} turns"
+        raise InvalidRecordError(message, "no_human_turn")
     return system + rest[first:], first
+
+
+def _raw_turns(record: Mapping[str, Any], name: str) -> list[Any]:
+    """The entries of a record's 'conversations', at least one."""
+    raw = record.get("conversations")
+    if isinstance(raw, list) and raw:
+        return raw
+    kind = "bad_conversations"
+    if raw is None:
+        kind = "no_conversations"
+    elif raw == []:
+        kind = "empty_conversations"
+    message = f"{name}: 'conversations' must be a list of turns, got {raw!r}"
+    raise InvalidRecordError(message[:300], kind, "conversations")
+
+
+def _read_turn(entry: Any, index: int, name: str) -> Turn:
+    """Turn `index` of a record."""
+    kind = ""
+    if not isinstance(entry, dict):
+        kind = "bad_turn"
+    elif "from" not in entry or "value" not in entry:
+        kind = "turn_without_key"
+    elif not isinstance(entry["from"], str) or entry["from"] not in SPEAKERS:
+        kind = "unknown_speaker"
+    elif not isinstance(entry["value"], str):
+        kind = "bad_value"
+    if kind:
+        known = ", ".join(SPEAKERS)
+        message = (
+            f"{name}: turn {index} must have 'from' (one of {known}) and a string 'value', "
+            f"got {entry!r}"
+        )
+        raise InvalidRecordError(message[:300], kind, f"turn {index}")
+    return Turn(SPEAKERS[entry["from"]], entry["value"].strip())
 
 
 def mark_images(question: str, count: int) -> str:
@@ -258,7 +162,8 @@ def _with_system(turns: Sequence[Turn], system: str) -> list[Turn]:
 def _render_turn(turn: Turn, template: Template) -> list[Segment]:
     if turn.speaker == SYSTEM:
         if template.system is None:
-            raise InvalidRecordError(f"template {template.name!r} has no place for system text")
+            message = f"template {template.name!r} has no place for system text"
+            raise InvalidRecordError(message, "system_without_place", "turn 0")
         return _pieces(template.system, _content(turn.text))
     if turn.speaker == HUMAN:
         content = _content(turn.text)
@@ -267,7 +172,7 @@ def _render_turn(turn: Turn, template: Template) -> list[Segment]:
         return _pieces(template.user, content)
     answer = _pieces(template.answer, _content(turn.text)) + _pieces(template.end_of_turn, [])
     if turn.text.replace(IMAGE, "").strip():
-        answer = [dataclasses.replace(s, supervised=s.kind != "image") for s in answer]
+        answer = [Segment(s.kind, s.text, s.kind != "image") for s in answer]
     return _pieces(template.assistant, []) + answer + _pieces(template.after_turn, [])
 
 
@@ -284,16 +189,20 @@ def _content(text: str) -> list[Segment]:
 def _pieces(pattern: str, content: list[Segment]) -> list[Segment]:
     """`pattern` with its placeholders filled in."""
     segments: list[Segment] = []
-    for part in re.split(r"(\{text\}|\{bos\}|\{eos\})", pattern):
-        if part == "{text}":
+    for piece in _split(pattern):
+        if piece is None:
             segments += content
-        elif part == "{bos}":
-            segments.append(Segment("bos"))
-        elif part == "{eos}":
-            segments.append(Segment("eos"))
         else:
-            segments.append(Segment("template", part))
+            segments.append(piece)
     return segments
+
+
+@functools.cache
+def _split(pattern: str) -> tuple[Segment | None, ...]:
+    """The pieces of a template's string; None stands for the content."""
+    named = {"{text}": None, "{bos}": Segment("bos"), "{eos}": Segment("eos")}
+    parts = re.split(r"(\{text\}|\{bos\}|\{eos\})", pattern)
+    return tuple(named[p] if p in named else Segment("template", p) for p in parts if p)
 
 
 def _without_empty(segments: list[Segment]) -> list[Segment]:

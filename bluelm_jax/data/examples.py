@@ -14,9 +14,11 @@ import numpy as np
 
 from bluelm_jax import patching
 from bluelm_jax.data import images
-from bluelm_jax.data.plans import Plan, Planner, UnreadableImageError, truncate
-from bluelm_jax.data.sources import InvalidRecordError
-from bluelm_jax.data_config import SourceConfig
+from bluelm_jax.data.image_bytes import image_name
+from bluelm_jax.data.plans import Planner, UnreadableImageError
+from bluelm_jax.data.sample_plan import ImageSpan, Plan, truncate
+from bluelm_jax.data.sources import InvalidRecordError, Records
+from bluelm_jax.data_config import DataConfig, SourceConfig
 
 _T = TypeVar("_T")
 
@@ -24,9 +26,13 @@ _T = TypeVar("_T")
 class OverlongError(ValueError):
     """A sample with more positions than a row; the message names it and both numbers."""
 
+    kind = "overlong"
+
 
 class TooManyTilesError(ValueError):
     """A sample with more tiles than a group; the message names it and both numbers."""
+
+    kind = "too_many_tiles"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -42,6 +48,7 @@ class Example:
       reference: text of the answer that a prompt asks for; '' in training.
       corner_index, corner_weights: [n, 4] or None, for layouts that resize token maps (`Batch`).
       events: (reason, detail) pairs to count.
+      images: where each image stands, in the process that made the example; () in others.
     """
 
     name: str
@@ -53,6 +60,7 @@ class Example:
     events: tuple[tuple[str, str], ...] = ()
     corner_index: np.ndarray | None = None
     corner_weights: np.ndarray | None = None
+    images: tuple[ImageSpan, ...] = ()
 
     @property
     def length(self) -> int:
@@ -74,10 +82,19 @@ class Example:
 
 @dataclasses.dataclass(frozen=True)
 class Skipped:
-    """A sample that a policy leaves out: the counter, and what was wrong with which sample."""
+    """A sample that a policy leaves out.
+
+    Attributes:
+      reason: the counter.
+      detail: what was wrong with which sample.
+      kind: the defect, one of `findings.KINDS`.
+      place: where in the sample, such as 'turn 2'; '' where it is the sample as a whole.
+    """
 
     reason: str
     detail: str
+    kind: str = ""
+    place: str = ""
 
 
 class ExampleMaker:
@@ -85,11 +102,12 @@ class ExampleMaker:
 
     Args:
       planner: plans the sequences.
+      config: bounds and policies, where they are not those of the planner's config.
     """
 
-    def __init__(self, planner: Planner):
+    def __init__(self, planner: Planner, config: DataConfig | None = None):
         self.planner = planner
-        self.config = planner.config
+        self.config = planner.config if config is None else config
 
     def plan_by_policy(self, record: Mapping[str, Any], source: SourceConfig, where: str) -> Plan:
         """`plan`, without images if one is unreadable and the policy says so."""
@@ -104,6 +122,16 @@ class ExampleMaker:
         plan = self.planner.plan(record, source, where, with_images=False)
         event = ("replaced_with_text_only", str(error))
         return dataclasses.replace(plan, events=(*plan.events, event))
+
+    def of_record(
+        self,
+        make: Callable[[Mapping[str, Any], SourceConfig, str], _T | Skipped],
+        records: Records,
+        index: int,
+        source: SourceConfig,
+    ) -> _T | Skipped:
+        """What `make` (a method of this object) makes of record `index`, which may not parse."""
+        return self._apply_policies(lambda: make(records[index], source, records.where(index)))
 
     def make(
         self, record: Mapping[str, Any], source: SourceConfig, where: str
@@ -120,23 +148,42 @@ class ExampleMaker:
     def make_prompt(
         self, record: Mapping[str, Any], source: SourceConfig, where: str, *, turn: int = -1
     ) -> Example | Skipped:
-        """A prompt without its answer, and the answer as `reference`; never truncated."""
+        """A prompt without its answer, and the answer as `reference`.
 
-        def build() -> Example:
-            plan = self.planner.plan_prompt(record, source, where, turn=turn)
-            if plan.length > self.config.seq_len:
-                raise OverlongError(_too_long(plan, self.config.seq_len))
-            return self._decode(plan)
+        The policies are those of training, but nothing is truncated: a question without its end
+        asks for nothing. 'truncate_text' raises for a prompt that is too long.
+        """
 
-        return self._apply_policies(build)
+        def plan(with_images: bool) -> Plan:
+            planned = self.planner.plan_prompt(
+                record, source, where, turn=turn, with_images=with_images
+            )
+            if planned.length > self.config.seq_len:
+                raise OverlongError(_too_long(planned, self.config.seq_len))
+            return planned
+
+        return self._apply_policies(lambda: self._with_pixels(plan))
 
     def _make(self, record, source: SourceConfig, where: str) -> Example | Skipped:
-        plan = self._fit(self.plan_by_policy(record, source, where))
+        return self._with_pixels(
+            lambda images: self._fit(self.planner.plan(record, source, where, with_images=images))
+        )
+
+    def _with_pixels(self, plan: Callable[[bool], Plan | Skipped]) -> Example | Skipped:
+        """`plan(True)` with its pixels, or `plan(False)` if an image is bad and policy says so."""
+        event = None
         try:
-            return plan if isinstance(plan, Skipped) else self._decode(plan)
-        except UnreadableImageError as error:  # A good header before damaged pixels.
-            plan = self._fit(self._text_only(record, source, where, error))
-            return plan if isinstance(plan, Skipped) else self._decode(plan)
+            planned = plan(True)
+            made = planned if isinstance(planned, Skipped) else self._decode(planned)
+        except UnreadableImageError as error:  # In its header, or behind a good one.
+            if self.config.on_unreadable_image != "replace_with_text_only":
+                raise
+            event = ("replaced_with_text_only", str(error))
+            planned = plan(False)
+            made = planned if isinstance(planned, Skipped) else self._decode(planned)
+        if event is None or isinstance(made, Skipped):
+            return made
+        return dataclasses.replace(made, events=(*made.events, event))
 
     def _fit(self, plan: Plan) -> Plan | Skipped:
         """`plan` within the bounds of a row and a group, by policy."""
@@ -147,14 +194,14 @@ class ExampleMaker:
             plan = truncate(plan, config.seq_len)
             if not plan.supervised.any():
                 detail = f"{plan.name}: no supervised token among the first {config.seq_len}"
-                return Skipped("overlong", detail)
+                return Skipped("overlong", detail, "overlong")
         if plan.num_views > config.tiles_per_group:
             raise TooManyTilesError(
                 f"{plan.name}: {plan.num_views} tiles, tiles_per_group = {config.tiles_per_group}"
             )
         return plan
 
-    def _apply_policies(self, build: Callable[[], _T]) -> _T | Skipped:
+    def _apply_policies(self, build: Callable[[], _T | Skipped]) -> _T | Skipped:
         config = self.config
         try:
             return build()
@@ -168,7 +215,7 @@ class ExampleMaker:
             caught, reason, policy = error, "unreadable_image", config.on_unreadable_image
         if policy not in ("skip", "drop"):
             raise caught
-        return Skipped(reason, str(caught))
+        return Skipped(reason, str(caught), *_kind_and_place(caught))
 
     def _decode(self, plan: Plan) -> Example:
         """Adds the views of a plan's images."""
@@ -176,15 +223,15 @@ class ExampleMaker:
         views = [np.zeros((0, size, size, 3), np.uint8)]
         for span in plan.images:
             try:
-                image = images.read_image(span.path, self.planner.limits)
+                image = images.read_image(span.file, self.planner.limits)
             except images.ImageError as error:
                 raise UnreadableImageError(f"{plan.name}: {error}") from error
             if image.size != (span.width, span.height):
                 raise UnreadableImageError(
-                    f"{plan.name}: {span.path}: decoded to {image.width}x{image.height}, "
+                    f"{plan.name}: {image_name(span.file)}: decoded to {image.width}x{image.height}, "
                     f"the header says {span.width}x{span.height}"
                 )
-            views.append(patching.make_views(image, self.config.tiling, plan.num_images))
+            views.append(patching.make_views(image, plan.tiling, plan.num_images))
         return Example(
             name=plan.name,
             tokens=plan.tokens,
@@ -195,7 +242,15 @@ class ExampleMaker:
             events=plan.events,
             corner_index=plan.corner_index,
             corner_weights=plan.corner_weights,
+            images=plan.images,
         )
+
+
+def _kind_and_place(error: Exception) -> tuple[str, str]:
+    """The defect behind an error, and where in the sample it is."""
+    if isinstance(error, UnreadableImageError):
+        return f"image_{getattr(error.__cause__, 'kind', 'damaged')}", ""
+    return getattr(error, "kind", ""), getattr(error, "place", "")
 
 
 def _too_long(plan: Plan, limit: int) -> str:

@@ -17,19 +17,24 @@ Sizes are checked before any pixel is decoded, so memory is bounded by the limit
 from __future__ import annotations
 
 import dataclasses
+import errno
 import functools
+import io
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import BinaryIO, Literal
+from typing import Literal
 
-import numpy as np
 from PIL import Image
 
+from bluelm_jax.data.image_bytes import ImageBytes, ImageFile, image_name
+from bluelm_jax.data.pixel_modes import to_rgb
+
 BadImageKind = Literal[
-    "missing", "empty", "not_an_image", "damaged", "too_large", "too_thin", "outside_root"
-]
+    "missing", "not_a_file", "symlink_loop", "empty", "not_an_image", "damaged", "truncated",
+    "too_large", "too_small", "too_thin", "bad_name", "absolute_path", "outside_root",
+]  # fmt: skip
 
 # Raster formats only: Pillow's EPS reader, for one, starts an interpreter on the file.
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000")
@@ -99,8 +104,12 @@ class ImageError(ValueError):
 DEFAULT_LIMITS = ImageLimits()
 
 
-def read_image(path: str | os.PathLike[str], limits: ImageLimits = DEFAULT_LIMITS) -> Image.Image:
+def read_image(file: ImageFile, limits: ImageLimits = DEFAULT_LIMITS) -> Image.Image:
     """Reads an image file.
+
+    Args:
+      file: its path, or its bytes.
+      limits: what is accepted.
 
     Returns:
       The whole image, upright, mode RGB.
@@ -108,59 +117,72 @@ def read_image(path: str | os.PathLike[str], limits: ImageLimits = DEFAULT_LIMIT
     Raises:
       ImageError: the file is missing, empty, not an image, damaged or outside `limits`.
     """
-    path = os.fspath(path)
-    with _opened(path) as image:
-        orientation = _orientation(image)
-        _check_limits(path, _upright_size(image, orientation), limits)
+    path = image_name(file)
+    with open_header(file) as image:
+        orientation = exif_orientation(image)
+        check_limits(path, upright_size(image, orientation), limits)
         size = image.size
         try:
             image.load()
-            rgb = _to_rgb(image, limits.background)
+            rgb = to_rgb(image, limits.background)
             turn = _TURNS.get(orientation)
             return rgb if turn is None else rgb.transpose(turn)
         except Exception as error:  # decoders raise nearly everything on hostile data
-            raise ImageError(path, "damaged", f"truncated or damaged: {error}", size) from error
+            kind = "truncated" if "truncated" in str(error) else "damaged"
+            raise ImageError(path, kind, f"truncated or damaged: {error}", size) from error
 
 
-def read_size(path: str | os.PathLike[str], limits: ImageLimits | None = None) -> tuple[int, int]:
+def read_size(file: ImageFile, limits: ImageLimits | None = None) -> tuple[int, int]:
     """Reads (width, height) of an image file, upright, from its header; decodes no pixel.
 
     Args:
-      path: the file.
+      file: its path, or its bytes.
       limits: checked if given.
 
     Raises:
       ImageError: the file is missing, empty, not an image, or outside `limits`. Damage after the
         header goes unseen.
     """
-    path = os.fspath(path)
-    with _opened(path) as image:
-        size = _upright_size(image, _orientation(image))
+    path = image_name(file)
+    with open_header(file) as image:
+        size = upright_size(image, exif_orientation(image))
         if limits is not None:
-            _check_limits(path, size, limits)
+            check_limits(path, size, limits)
         return size
 
 
 @contextmanager
-def _opened(path: str) -> Iterator[Image.Image]:
-    """The file as a Pillow image whose header is parsed and whose pixels are not."""
+def open_header(source: ImageFile) -> Iterator[Image.Image]:
+    """The file as a Pillow image whose header is parsed and whose pixels are not; or ImageError."""
+    path = image_name(source)
+    with _opened(source, path) as file, _parse_header(path, file) as image:
+        yield image
+
+
+def _opened(source: ImageFile, path: str) -> io.BufferedReader | io.BytesIO:
+    """A file that is regular and not empty, or bytes that are not."""
+    if isinstance(source, ImageBytes):
+        if not source.data:
+            raise ImageError(path, "empty", "empty file")
+        return io.BytesIO(source.data)
     try:
         # Opening a pipe or device could block for ever, so look before.
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
-            raise ImageError(path, "not_an_image", "not a regular file")
+            what = "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
+            raise ImageError(path, "not_a_file", what)
         if status.st_size == 0:
             raise ImageError(path, "empty", "empty file")
-        file = open(path, "rb")  # noqa: SIM115 (closed below; `with` would catch the caller's errors)
+        return open(path, "rb")
     except (OSError, ValueError) as error:
         if isinstance(error, ImageError):
             raise
-        raise ImageError(path, "missing", f"cannot be opened: {error}") from error
-    with file, _parse_header(path, file) as image:
-        yield image
+        looped = isinstance(error, OSError) and error.errno == errno.ELOOP
+        kind = "symlink_loop" if looped else "missing"
+        raise ImageError(path, kind, f"cannot be opened: {error}") from error
 
 
-def _parse_header(path: str, file: BinaryIO) -> Image.Image:
+def _parse_header(path: str, file: io.BufferedReader | io.BytesIO) -> Image.Image:
     try:
         return Image.open(file, formats=FORMATS)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -171,7 +193,7 @@ def _parse_header(path: str, file: BinaryIO) -> Image.Image:
         raise ImageError(path, "damaged", f"damaged header: {error}") from error
 
 
-def _declared_size(file: BinaryIO) -> tuple[int, int] | None:
+def _declared_size(file: io.BufferedReader | io.BytesIO) -> tuple[int, int] | None:
     """The size in the header of a file that Pillow refused to open as too large."""
     file.seek(0)
     prefix = file.read(16)
@@ -187,7 +209,7 @@ def _declared_size(file: BinaryIO) -> tuple[int, int] | None:
     return None
 
 
-def _orientation(image: Image.Image) -> int:
+def exif_orientation(image: Image.Image) -> int:
     """EXIF orientation 1..8 from what stands before the pixels; damaged EXIF counts as none."""
     if image.format == "TIFF":
         return 1  # Pillow turns TIFF files itself
@@ -199,12 +221,14 @@ def _orientation(image: Image.Image) -> int:
     return orientation if orientation in _TURNS else 1
 
 
-def _upright_size(image: Image.Image, orientation: int) -> tuple[int, int]:
+def upright_size(image: Image.Image, orientation: int) -> tuple[int, int]:
+    """(width, height) as a viewer shows the image."""
     width, height = image.size
     return (height, width) if orientation >= 5 else (width, height)
 
 
-def _check_limits(path: str, size: tuple[int, int], limits: ImageLimits) -> None:
+def check_limits(path: str, size: tuple[int, int], limits: ImageLimits) -> None:
+    """Raises ImageError where an upright size is outside `limits`."""
     width, height = size
     megapixels, side = width * height / 1e6, min(size)
     if megapixels > limits.max_megapixels:
@@ -212,35 +236,10 @@ def _check_limits(path: str, size: tuple[int, int], limits: ImageLimits) -> None
         raise ImageError(path, "too_large", reason, size)
     if side < limits.min_side:
         reason = f"shorter side {side}, below min_side = {limits.min_side}"
-        raise ImageError(path, "too_thin", reason, size)
+        raise ImageError(path, "too_small", reason, size)
     if max(size) > limits.max_aspect_ratio * side:
         reason = f"side ratio {max(size) / side:.0f}, above max_aspect_ratio = "
         raise ImageError(path, "too_thin", f"{reason}{limits.max_aspect_ratio:g}", size)
-
-
-def _to_rgb(image: Image.Image, background: tuple[int, int, int]) -> Image.Image:
-    if image.mode == "F" or image.mode.startswith("I"):
-        return _deep_to_grey(image).convert("RGB")
-    if not image.has_transparency_data:
-        return image if image.mode == "RGB" else image.convert("RGB")
-    if image.mode == "La":
-        image = image.convert("LA")
-    colour = image.convert("RGBA")
-    canvas = Image.new("RGB", image.size, background)
-    canvas.paste(colour, mask=colour)
-    return canvas
-
-
-def _deep_to_grey(image: Image.Image) -> Image.Image:
-    """Modes F, I, I;16 and its byte orders as 8-bit grey; Pillow's own conversion saturates."""
-    values = np.asarray(image)
-    if image.mode == "F":
-        values = np.nan_to_num(values, nan=0.0, posinf=255.0, neginf=0.0)
-        scale = 255.0 if values.max() <= 1 else 1.0
-        grey = np.clip(np.rint(values * scale), 0, 255)
-    else:
-        grey = np.clip(values, 0, 65535) >> 8
-    return Image.fromarray(grey.astype(np.uint8))
 
 
 def keep_freed_pixels(megabytes: int = 128) -> None:
@@ -267,13 +266,14 @@ def resolve_path(root: str | os.PathLike[str], name: str) -> str:
     """The file that `name` of a dataset means, which must lie under `root`, links followed.
 
     Raises:
-      ImageError: `name` is empty, absolute or leads out of `root`; kind 'outside_root'.
+      ImageError: `name` is empty, absolute or leads out of `root`; kind 'bad_name',
+        'absolute_path' or 'outside_root'.
     """
     root = _real_root(os.fspath(root))
     if not isinstance(name, str) or not name or "\0" in name:
-        raise ImageError(repr(name), "outside_root", "not a file name")
+        raise ImageError(repr(name), "bad_name", "not a file name")
     if os.path.isabs(name):
-        raise ImageError(name, "outside_root", f"absolute path; must be relative to {root}")
+        raise ImageError(name, "absolute_path", f"absolute path; must be relative to {root}")
     path = os.path.realpath(os.path.join(root, name))
     if os.path.commonpath((root, path)) != root:
         raise ImageError(name, "outside_root", f"leads to {path}, outside of {root}")

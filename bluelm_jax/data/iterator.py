@@ -3,32 +3,34 @@
 from __future__ import annotations
 
 import copy
-import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import grain
 import numpy as np
-from absl import flags
 
-from bluelm_jax.data import batching
+from bluelm_jax.data import batching, packing, workers
 from bluelm_jax.data.counters import Counters
 from bluelm_jax.data.examples import Example, Skipped
-from bluelm_jax.data.prepare import from_tree
+from bluelm_jax.data.host_states import ALONE, Host, is_taken, still_needed
+from bluelm_jax.data.prepare import from_tree, keeps_its_row
+from bluelm_jax.data.workers import Stream
 from bluelm_jax.data_config import DataConfig
 
 
 class _Waiting(NamedTuple):
-    """An example and its place in the stream."""
+    """An example and its place in the order of all hosts."""
 
     place: int
     example: Example
 
+    @property
+    def length(self) -> int:
+        return self.example.length
 
-def _leave_interrupts_to_the_main_process(worker: int, count: int) -> None:
-    """A terminal sends Ctrl-C to workers too, where it would break off what the main one waits for."""
-    del worker, count
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    @property
+    def num_views(self) -> int:
+        return self.example.num_views
 
 
 class BatchIterator(grain.DatasetIterator):
@@ -37,14 +39,18 @@ class BatchIterator(grain.DatasetIterator):
     `get_state` and `set_state` give and take a JSON-able dict; grain's Orbax handler saves it.
 
     Args:
-      examples: the outcome of every place of the stream.
+      examples: the outcome of every place of the order that all hosts share.
       shape: sizes of a batch.
       config: the data config.
       order_id: names the order of samples, so that a state is not used with another one.
       num_records: records of all sources; so many left out one after the other are an error.
+      host: which host this is among how many; it reads places host.rank + k * host.total.
 
     Attributes:
       counters: what was emitted, skipped, truncated and replaced so far.
+      fill: `position_fill` and `tile_fill` of the last batch, shares of the room that it offers.
+      placed: (row, place in the order of all hosts) of the last batch's samples; those of a row
+        stand in this order.
     """
 
     def __init__(
@@ -54,14 +60,19 @@ class BatchIterator(grain.DatasetIterator):
         config: DataConfig,
         order_id: str,
         num_records: int,
+        host: Host = ALONE,
     ):
         super().__init__()
         self._examples, self._shape, self._config = examples, shape, config
-        self._order_id, self._num_records = order_id, num_records
+        self._order_id, self._num_records, self._host = order_id, num_records, host
         self.counters = Counters(config.max_names)
-        self._place = 0
+        self.fill: dict[str, float] = {}
+        self.placed: list[tuple[int, int]] = []
+        self._place = 0  # The next place of this host's own.
+        self._taken: list[dict[str, Any]] = []
         self._waiting: list[_Waiting] = []
-        self._reader = None
+        self._left_out = 0  # Samples left out since the last good one.
+        self._reader: Stream | None = None
         self._interrupted = False
         self._state = self._current_state()
 
@@ -71,115 +82,98 @@ class BatchIterator(grain.DatasetIterator):
         if self._interrupted:
             self.set_state(self._state)
         self._interrupted = True  # Until the batch is whole; also after Ctrl-C or an error.
-        placed, remainder = self._fill()
-        if not placed or (remainder and self._config.drop_remainder):
+        filled = packing.fill(
+            self._shape, self._config.packing, self._waiting, self._read, self._check_defer
+        )
+        self._waiting = filled.waiting
+        if not filled.placed or (filled.partial and self._config.drop_remainder):
             self._interrupted = False
             raise StopIteration
-        batch = self._emit(placed)
+        batch = self._emit([(row, item.example) for row, item in filled.placed])
+        self.placed = [(row, item.place) for row, item in filled.placed]
         self._state, self._interrupted = self._current_state(), False
         return batch
 
-    def _fill(self) -> tuple[list[tuple[int, Example]], bool]:
-        """Samples of one batch with their rows; True if the data ended before it was full."""
-        packer = batching.Packer(self._shape)
-        placed: list[tuple[int, Example]] = []
-        waiting: list[_Waiting] = []
-        queue, self._waiting = self._waiting, []
-        limit = 1 if self._config.packing is None else self._config.packing.lookahead
-        ended = False
-        while not packer.is_full and len(waiting) < limit and not ended:
-            item = queue.pop(0) if queue else self._read()
-            if item is None:
-                ended = True
-                continue
-            row = packer.place(item.example.length, item.example.num_views)
-            if row is None:
-                self._check_defer(item.example, packer, placed)
-                waiting.append(item)
-            else:
-                placed.append((row, item.example))
-        self._waiting = waiting + queue
-        return placed, ended and not self._waiting
-
     def _check_defer(
-        self, example: Example, packer: batching.Packer, placed: Sequence[tuple[int, Example]]
+        self,
+        item: _Waiting,
+        packer: packing.FirstFit,
+        placed: Sequence[tuple[int, _Waiting]],
     ) -> None:
         """Raises if tiles are what an example has no room for and the policy is to raise."""
         if self._config.packing is not None or self._config.on_full_group == "defer":
             return
-        group = packer.full_group(example.length)
+        group = packer.full_group(item.length)
         if group is None:
             return
-        mates = [each for row, each in placed if self._shape.group(row) == group]
-        total = sum(each.num_views for each in mates) + example.num_views
-        names = "; ".join(f"{each.name} ({each.num_views})" for each in [*mates, example][:20])
+        mates = [each.example for row, each in placed if self._shape.group(row) == group]
+        total = sum(each.num_views for each in mates) + item.num_views
+        shown = [*mates, item.example][:20]
+        names = "; ".join(f"{each.name} ({each.num_views})" for each in shown)
         raise ValueError(
             f"group {group} of a batch needs {total} tiles, tiles_per_group = "
             f"{self._shape.tiles_per_group}; samples (tiles): {names}"
         )
 
     def _emit(self, placed: Sequence[tuple[int, Example]]) -> dict[str, np.ndarray]:
-        batch = batching.assemble(placed, self._shape)
+        batch, shape = batching.assemble(placed, self._shape), self._shape
+        positions = sum(example.length for _, example in placed)
+        tiles = sum(example.num_views for _, example in placed)
         add = self.counters.add
         add("batches")
-        add("samples", count=len(placed))
-        add("positions", count=sum(example.length for _, example in placed))
+        add("samples", count=sum(example.length > 0 for _, example in placed))
+        add("positions", count=positions)
         add("supervised", count=int(batch["loss_weights"].sum()))
-        add("tiles", count=sum(example.num_views for _, example in placed))
+        add("tiles", count=tiles)
+        slots = shape.tile_groups * shape.tiles_per_group
+        self.fill = {"position_fill": positions / (shape.batch_size * shape.seq_len)}
+        if slots:
+            self.fill["tile_fill"] = tiles / slots
         return batch
 
     def _read(self) -> _Waiting | None:
         """The next example that is not left out, counting what is; None at the end."""
         if self._reader is None:
             self._reader = self._open()
-        skipped = 0
         for tree in self._reader:
-            place, self._place = self._place, self._place + 1
-            made = from_tree(tree)
-            if isinstance(made, Skipped):
-                self.counters.add(made.reason, made.detail)
-                skipped += 1
-                if skipped > 2 * self._num_records:  # An endless stream would never end.
-                    raise ValueError(f"every sample is left out; the last one: {made.detail}")
+            place = self._host.place(self._place)
+            self._place += 1
+            if is_taken(place, self._taken):
                 continue
-            for reason, detail in made.events:
-                self.counters.add(reason, detail)
-            return _Waiting(place, made)
+            made = from_tree(tree)
+            if isinstance(made, Example):
+                for reason, detail in made.events:
+                    self.counters.add(reason, detail)
+                self._left_out = 0
+                return _Waiting(place, made)
+            self.counters.add(made.reason, made.detail)
+            self._left_out += 1
+            if self._left_out > 2 * self._num_records:  # An endless stream would never end.
+                raise ValueError(f"every sample is left out; the last one: {made.detail}")
+            if self._config.packing is None and keeps_its_row(tree):
+                return _Waiting(place, batching.empty_example(self._shape, made.detail))
         return None
 
-    def _open(self) -> Iterator[dict[str, Any]]:
-        config = self._config
-        if self._place >= len(self._examples):
-            return iter(())
-        threads, ahead = config.num_threads, max(config.num_threads, config.prefetch)
-        options = grain.ReadOptions(threads, ahead if threads else 0)
-        stream = self._examples[self._place :].to_iter_dataset(options)
-        if config.num_workers:
-            # Grain reads absl flags to start workers; a plain script has not parsed any.
-            if not flags.FLAGS.is_parsed():
-                flags.FLAGS.mark_as_parsed()
-            stream = stream.mp_prefetch(
-                grain.MultiprocessingOptions(
-                    num_workers=config.num_workers,
-                    per_worker_buffer_size=max(1, config.prefetch),
-                ),
-                worker_init_fn=_leave_interrupts_to_the_main_process,
-            )
-        return iter(stream)
+    def _open(self) -> Stream:
+        mine = self._examples[self._host.rank :: self._host.total]
+        return workers.open_stream(mine, self._place, self._config)
 
     def _current_state(self) -> dict[str, Any]:
         return {
             "order": self._order_id,
+            "host": list(self._host),
             "place": self._place,
             "waiting": [item.place for item in self._waiting],
+            "taken": self._taken,
             "counters": self.counters.state(),
         }
 
     def get_state(self) -> dict[str, Any]:
         """Where the stream stood after the last whole batch; JSON-able.
 
-        It holds the next place, the places of samples that wait, and the counters. A batch that an
-        error or Ctrl-C broke off does not show in it.
+        It holds the next place of this host, the places (of all hosts' order) of samples that wait,
+        what other numbers of hosts read before, and the counters. A batch that an error or Ctrl-C
+        broke off does not show in it.
         """
         return copy.deepcopy(self._state)
 
@@ -187,18 +181,26 @@ class BatchIterator(grain.DatasetIterator):
         """Continues from a state; the number of workers may differ, the order of samples not.
 
         Raises:
-          ValueError: the state was taken from a different order of samples.
+          ValueError: the state was taken from a different order of samples, or from another host
+            (`host_states.merge_states` turns the states of N hosts into those of M).
         """
         if state["order"] != self._order_id:
             raise ValueError(
                 f"the data state belongs to order {state['order']}, this config has "
-                f"{self._order_id}: records, weights, seed, shuffle, epochs or hosts differ"
+                f"{self._order_id}: one of records, weights, seed, shuffle, epochs differs"
+            )
+        if tuple(state["host"]) != self._host:
+            raise ValueError(
+                f"the data state is of host {Host(*state['host'])}, this is host {self._host}: "
+                "use merge_states"
             )
         self._close_reader()
         self._place = int(state["place"])
+        self._taken = still_needed(state["taken"], self._host.place(self._place))
         made = [(int(p), self._example(int(p))) for p in state["waiting"]]
         self._waiting = [_Waiting(p, each) for p, each in made if isinstance(each, Example)]
         self.counters.restore(state["counters"])
+        self._left_out = 0
         self._state, self._interrupted = self._current_state(), False
 
     def _example(self, place: int) -> Example | Skipped:

@@ -13,21 +13,26 @@ and policies that drop samples, hosts may have different numbers of batches.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import hashlib
 from collections.abc import Iterator, Sequence
 
 import grain
-import numpy as np
 
-from bluelm_jax.data import batching
+from bluelm_jax.data import batching, mixture
 from bluelm_jax.data import measure as measuring
 from bluelm_jax.data import tokenizer as tokenizers
-from bluelm_jax.data.examples import Example, ExampleMaker
+from bluelm_jax.data.counters import Counters
+from bluelm_jax.data.examples import Example, ExampleMaker, Skipped
+from bluelm_jax.data.host_states import Host
 from bluelm_jax.data.iterator import BatchIterator
+from bluelm_jax.data.opening import open_records
 from bluelm_jax.data.plans import Planner
-from bluelm_jax.data.prepare import Key, Prepare
-from bluelm_jax.data.sources import FileRecords, Records
-from bluelm_jax.data_config import DataConfig
+from bluelm_jax.data.prepare import Prepare
+from bluelm_jax.data.sources import Records
+from bluelm_jax.data_config import DataConfig, Packing, SourceConfig
+from bluelm_jax.layout import Side
 
 
 class Pipeline:
@@ -35,7 +40,7 @@ class Pipeline:
 
     Args:
       config: the data config; `batch_size` counts the rows of this host.
-      side: tokens along one side of a view.
+      side: tokens along one side of a view, or unordered ones (`layout.token_side`).
       tokenizer: None loads the config's.
       records: overrides the files of `config.sources`, one `Records` for each.
       process_index, process_count: this host among all.
@@ -49,7 +54,7 @@ class Pipeline:
         self,
         config: DataConfig,
         *,
-        side: int,
+        side: Side,
         tokenizer: tokenizers.Tokenizer | None = None,
         records: Sequence[Records] | None = None,
         process_index: int = 0,
@@ -62,12 +67,12 @@ class Pipeline:
         self.config = config
         self.planner = Planner(config, side=side, tokenizer=tokenizer)
         self.maker = ExampleMaker(self.planner)
-        self.records = tuple(records or (FileRecords(s.path, s.index_dir) for s in config.sources))
+        self.records = tuple(records or (open_records(s, config.seed) for s in config.sources))
         for source, each in zip(config.sources, self.records, strict=True):
             if len(each) == 0:
                 raise ValueError(f"{source.path}: the file holds no record")
         self.shape = batching.BatchShape.of(config, side=side, pad_id=self.tokenizer.pad_id)
-        self._shard = slice(process_index, None, process_count)
+        self._host = Host(process_index, process_count)
         self._prepare = Prepare(self.maker, self.records, config)
 
     @property
@@ -77,45 +82,50 @@ class Pipeline:
 
     def order(self) -> grain.MapDataset:
         """(source, record) of every place of this host's stream."""
-        config = self.config
-        streams = []
-        for i, each in enumerate(self.records):
-            stream = grain.MapDataset.range(len(each)).map(Key(i))
-            if config.shuffle:
-                seed = np.random.SeedSequence([config.seed, i]).generate_state(1)[0]
-                stream = stream.shuffle(seed=int(seed))
-            streams.append(stream.repeat(config.epochs))
-        if len(streams) > 1:
-            weights = [source.weight for source in config.sources]
-            return grain.MapDataset.mix(streams, weights)[self._shard]
-        return streams[0][self._shard]
+        return self.shared_order()[self._host.rank :: self._host.total]
+
+    def shared_order(self) -> grain.MapDataset:
+        """(source, record) of every place of the order that all hosts share."""
+        return mixture.order(self.config, [len(records) for records in self.records])
 
     def order_id(self) -> str:
-        """Changes whenever `order` does; a state is only valid for the order it was taken from."""
+        """Changes whenever `shared_order` does; a state is only valid for the order it is from."""
         config = self.config
-        sources = [(len(r), s.weight) for r, s in zip(self.records, config.sources, strict=True)]
-        shard = (self._shard.start, self._shard.step)
-        what = (sources, config.shuffle, config.seed, config.epochs, shard)
+        sources = [
+            (len(r), s.weight, *_selection(s))
+            for r, s in zip(self.records, config.sources, strict=True)
+        ]
+        what = (sources, config.shuffle, config.seed, config.epochs)
         return hashlib.sha256(repr(what).encode()).hexdigest()[:16]
 
     def examples(self) -> grain.MapDataset:
-        """The prepared outcome of every place of this host's stream, by random access."""
-        return self.order().map(self._prepare)
+        """The prepared outcome of every place of the order that hosts share, by random access."""
+        return self.shared_order().map(self._prepare)
 
     def __iter__(self) -> BatchIterator:
         total = sum(map(len, self.records))
-        return BatchIterator(self.examples(), self.shape, self.config, self.order_id(), total)
+        return BatchIterator(
+            self.examples(), self.shape, self.config, self.order_id(), total, self._host
+        )
 
-    def prompts(self, source: int = 0, *, turn: int = -1) -> Iterator[Example]:
+    def prompts(
+        self, source: int = 0, *, turn: int = -1, counters: Counters | None = None
+    ) -> Iterator[Example]:
         """Every record of a source as a prompt with its reference answer, in file order.
 
-        What a policy leaves out is passed over.
+        What a policy leaves out is passed over; `counters` counts and names it, and what a policy
+        changed.
         """
-        config = self.config.sources[source]
-        records = self.records[source]
+        config, records = self.config.sources[source], self.records[source]
+        make = functools.partial(self.maker.make_prompt, turn=turn)
         for i in range(len(records)):
-            made = self.maker.make_prompt(records[i], config, records.where(i), turn=turn)
-            if isinstance(made, Example):
+            made = self.maker.of_record(make, records, i, config)
+            skipped = isinstance(made, Skipped)
+            events = ((made.reason, made.detail),) if skipped else made.events
+            if counters is not None:
+                for reason, detail in events:
+                    counters.add(reason, detail)
+            if not skipped:
                 yield made
 
     def measure(self, num_batches: int | None = None) -> measuring.Measurement:
@@ -128,7 +138,8 @@ class Pipeline:
         give None for all of them.
 
         Raises:
-          ValueError: `num_batches` is None and the stream is endless.
+          ValueError: `num_batches` is None and the stream is endless, or the policies leave no
+            sample.
           InvalidRecordError, UnreadableImageError: unless the policy deals with them.
         """
         order = self.order()
@@ -136,4 +147,28 @@ class Pipeline:
             if self.config.epochs is None:
                 raise ValueError("measure(num_batches=None) needs finite epochs")
             num_batches = -(-len(order) // self.config.batch_size)
-        return measuring.measure(order, self.records, self.maker, num_batches)
+        found = measuring.measure(order, self.records, self.maker, num_batches)
+        if found.max_length == 0:
+            files = ", ".join(source.path for source in self.config.sources)
+            raise ValueError(f"no sample of {files} is left by the policies; see validate_data")
+        return found
+
+    def measure_packing(self, num_samples: int = 4096) -> measuring.Fill:
+        """Tiles a group that suit this host's first samples when packed, and the fill with them.
+
+        From image headers alone; the config's `tiles_per_group` plays no part. Rows, `seq_len`,
+        groups and the rule of packing are the config's; without one, `Packing()`.
+
+        Raises:
+          InvalidRecordError, UnreadableImageError: unless the policy deals with them.
+        """
+        sizes = measuring.packed_sizes(self.order(), self.records, self.maker, num_samples)
+        rule = self.config.packing or Packing()
+        shape = dataclasses.replace(self.shape, max_samples_per_row=rule.max_samples_per_row)
+        return measuring.choose_tiles(sizes, shape, rule)
+
+
+def _selection(source: SourceConfig) -> tuple:
+    """What else decides a source's order; nothing where no such field is set."""
+    chosen = (source.repeat, source.first, source.random)
+    return () if chosen == (None, None, None) else chosen

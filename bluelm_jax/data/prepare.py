@@ -8,7 +8,7 @@ from typing import Any
 
 from bluelm_jax.data import images
 from bluelm_jax.data.examples import Example, ExampleMaker, Skipped
-from bluelm_jax.data.sources import InvalidRecordError, Records
+from bluelm_jax.data.sources import Records
 from bluelm_jax.data_config import DataConfig
 
 _MEGABYTE = 2**20
@@ -53,6 +53,8 @@ class Prepare:
             return cached
         made = self._make(*key)
         packed = _to_tree(made)
+        if isinstance(made, Skipped) and made.reason == "unreadable_image":
+            packed["planned"] = self._is_planned(*key)
         size = made.nbytes if isinstance(made, Example) else 0
         with self._lock:
             if size <= self._room and self._config.cache_mb and key not in self._cache:
@@ -61,14 +63,23 @@ class Prepare:
         return packed
 
     def _make(self, source: int, index: int) -> Example | Skipped:
-        records = self._records[source]
-        try:
-            record = records[index]
-        except InvalidRecordError as error:
-            if self._config.on_invalid_record == "raise":
-                raise
-            return Skipped("invalid_record", str(error))
-        return self._maker.make(record, self._config.sources[source], records.where(index))
+        config = self._config.sources[source]
+        return self._maker.of_record(self._maker.make, self._records[source], index, config)
+
+    def _is_planned(self, source: int, index: int) -> bool:
+        """Whether a sample that was skipped is fine as far as headers tell."""
+        config = self._config.sources[source]
+        plan = self._maker.of_record(self._maker.make_plan, self._records[source], index, config)
+        return not isinstance(plan, Skipped)
+
+
+def keeps_its_row(tree: dict[str, Any]) -> bool:
+    """Whether a skipped sample was reckoned with by those who see headers only.
+
+    Its row stays empty then. If the next sample moved up, the rows that share tiles would not be
+    those that `measure` found room for, nor those of a run with another tiling.
+    """
+    return bool(tree.get("planned"))
 
 
 def _to_tree(made: Example | Skipped) -> dict[str, Any]:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import pathlib
+import re
 from collections.abc import Sequence
 
 import numpy as np
+
+_MARK = re.compile(r"<\|.+\|>|\[\|.+\|\]")
 
 
 class SentencePieceTokenizer:
     """A SentencePiece `.model` file; needs the optional `sentencepiece` package.
 
-    Control symbols (`<s>`, `</s>`) written in template text become their ids. SentencePiece puts a
-    space before what it encodes; pieces of a turn are encoded after a newline that is taken off.
+    Control symbols (`<s>`, `</s>`) and marks (`<|im_end|>`, which models have as user-defined
+    symbols) written in template text become their ids, written in content they do not. SentencePiece
+    puts a space before what it encodes; pieces of a turn are encoded after a newline that is taken
+    off.
     """
 
     def __init__(self, path: str | pathlib.Path):
@@ -40,9 +45,19 @@ class SentencePieceTokenizer:
         self._guard = self._model.encode("\n")
         ids = range(self.vocab_size)
         self._control = {self._model.id_to_piece(i): i for i in ids if self._model.is_control(i)}
+        pieces = map(self._model.id_to_piece, ids)
+        marks = sorted((p for p in pieces if _MARK.fullmatch(p)), key=len, reverse=True)
+        self._marks = re.compile("|".join(map(re.escape, marks)) or r"(?!)")
 
     def encode(self, text: str) -> list[int]:
-        """Ids of content text; control symbols written in it stay plain text."""
+        """Ids of content text; control symbols and marks written in it stay plain text."""
+        ids, start = [], 0
+        for mark in self._marks.finditer(text):  # SentencePiece finds no mark cut in two.
+            ids += self._encode(text[start : mark.start() + 1])
+            start = mark.start() + 1
+        return ids + self._encode(text[start:])
+
+    def _encode(self, text: str) -> list[int]:
         if not text:
             return []
         ids = self._model.encode("\n" + text)
@@ -54,10 +69,10 @@ class SentencePieceTokenizer:
         """Ids of template text; control symbols written in it become their ids."""
         found = [(text.find(name), name) for name in self._control if name in text]
         if not found:
-            return self.encode(text)
+            return self._encode(text)
         at, name = min(found)
         rest = self.encode_template(text[at + len(name) :])
-        return [*self.encode(text[:at]), self._control[name], *rest]
+        return [*self._encode(text[:at]), self._control[name], *rest]
 
     def token_id(self, token: str) -> int | None:
         """Id of `token` if it is one piece of the model."""

@@ -13,18 +13,31 @@ import json
 import mmap
 import os
 import pathlib
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-# A JSON string, or one bracket: all that is needed to find where a record starts and ends.
-_STRUCTURE = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{}]', re.DOTALL)
+from bluelm_jax.data import json_index
+from bluelm_jax.data.image_bytes import ImageBytes
+
+_INDEX_VERSION = (
+    2  # Part of an index file's name: an older rule's index is not taken for this one's.
+)
+_SHOWN = 100  # Characters of a value that a message quotes.
 
 
 class InvalidRecordError(ValueError):
-    """A record that cannot become a sample; the message names it."""
+    """A record that cannot become a sample; the message names it.
+
+    Attributes:
+      kind: which rule it breaks, one of `findings.KINDS`.
+      place: where in the record, such as 'turn 2'; '' where it is the record as a whole.
+    """
+
+    def __init__(self, message: str, kind: str = "invalid_record", place: str = ""):
+        super().__init__(message)
+        self.kind, self.place = kind, place
 
 
 @runtime_checkable
@@ -62,15 +75,17 @@ class MemoryRecords:
 
 
 class FileRecords:
-    """A JSON array (`.json`) or JSON lines (`.jsonl`) file.
+    """A JSON array (`.json`) or JSON lines (`.jsonl`) file in UTF-8.
 
     Args:
-      path: the file; the kind is told by its first character, not by its name.
+      path: the file; the kind is told by its first character, not by its name. A byte order mark,
+        lines that end in CR LF and blank lines are fine.
       index_dir: folder to keep the offset index in; it is written once for each state (size and
         time of change) of the file and memory mapped by every process.
 
     Raises:
-      ValueError: the file is missing, empty or cut off; the message names file and byte.
+      ValueError: the file is missing, empty, compressed, not UTF-8, cut off, or goes on behind the
+        array; the message names file and byte.
     """
 
     def __init__(self, path: str | os.PathLike[str], index_dir: str | None = None):
@@ -105,7 +120,7 @@ class FileRecords:
         if self._index_dir is None:
             return self._find_spans()
         stat = os.stat(self._path)
-        key = f"{os.path.abspath(self._path)} {stat.st_size} {stat.st_mtime_ns}"
+        key = f"{_INDEX_VERSION} {os.path.abspath(self._path)} {stat.st_size} {stat.st_mtime_ns}"
         name = hashlib.sha256(key.encode()).hexdigest()[:24] + ".npy"
         index = pathlib.Path(self._index_dir) / name
         if not index.exists():
@@ -116,12 +131,7 @@ class FileRecords:
         return np.load(index, mmap_mode="r")
 
     def _find_spans(self) -> np.ndarray:
-        first = re.compile(rb"\S").search(self._bytes)
-        if first is None:
-            raise ValueError(f"{self._path}: the file holds only white space")
-        find = _array_spans if first.group() == b"[" else _line_spans
-        spans = find(self._bytes, self._path)
-        return np.asarray(spans, np.int64).reshape(-1, 2)
+        return json_index.find_spans(self._bytes, self._path)
 
     def __len__(self) -> int:
         return len(self._spans)
@@ -131,10 +141,11 @@ class FileRecords:
         try:
             record = json.loads(self._bytes[start:end])
         except (ValueError, RecursionError) as error:
-            raise InvalidRecordError(f"{self.where(index)}: not valid JSON: {error}") from error
+            message = f"{self.where(index)}: not valid JSON: {error}"
+            raise InvalidRecordError(message, "broken_json") from error
         if not isinstance(record, dict):
             what = f"a record must be an object, got {type(record).__name__}"
-            raise InvalidRecordError(f"{self.where(index)}: {what}")
+            raise InvalidRecordError(f"{self.where(index)}: {what}", "not_an_object")
         return record
 
     def where(self, index: int) -> str:
@@ -142,49 +153,26 @@ class FileRecords:
         return f"{self._path}[{index}] (byte {int(self._spans[index][0])})"
 
 
-def _array_spans(data: mmap.mmap, path: str) -> list[tuple[int, int]]:
-    """Spans of the objects directly inside the outermost array."""
-    spans: list[tuple[int, int]] = []
-    depth = start = 0
-    for match in _STRUCTURE.finditer(data):
-        mark = match.group()
-        if mark in (b"[", b"{"):
-            depth += 1
-            if depth == 2:
-                start = match.start()
-        elif mark in (b"]", b"}"):
-            depth -= 1
-            if depth == 1:
-                spans.append((start, match.end()))
-            elif depth == 0:
-                return spans
-    raise ValueError(
-        f"{path}: the array is not closed ({len(spans)} whole records in {len(data)} bytes)"
-    )
-
-
-def _line_spans(data: mmap.mmap, path: str) -> list[tuple[int, int]]:
-    """Spans of the lines that are not blank."""
-    spans: list[tuple[int, int]] = []
-    start, size = 0, len(data)
-    while start < size:
-        end = data.find(b"\n", start)
-        end = size if end < 0 else end
-        if data[start:end].strip():
-            spans.append((start, end))
-        start = end + 1
-    return spans
+def shown(value: Any) -> str:
+    """`repr(value)` for a message, shortened where it is long."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text)} characters)"
 
 
 def sample_name(record: Mapping[str, Any], where: str) -> str:
     """How messages call a sample: its id, if it has one, and where it stands."""
-    return f"sample {record['id']!r} of {where}" if "id" in record else f"sample {where}"
+    return f"sample {shown(record['id'])} of {where}" if "id" in record else f"sample {where}"
 
 
-def image_files(record: Mapping[str, Any], name: str) -> list[str]:
-    """The `image` entry as a list; absent, None, '' and [] are a sample without images."""
+def image_files(record: Mapping[str, Any], name: str) -> list[str | ImageBytes]:
+    """The `image` entry as a list; absent, None, '' and [] are a sample without images.
+
+    Entries are paths, or the bytes of a file where the source holds those.
+    """
     entry = record.get("image")
-    files = [entry] if isinstance(entry, str) and entry else entry or []
-    if not isinstance(files, list) or not all(isinstance(f, str) and f for f in files):
-        raise InvalidRecordError(f"{name}: 'image' must be a path or list of paths, got {entry!r}")
+    single = isinstance(entry, str | ImageBytes) and entry != ""
+    files: Any = [entry] if single else entry or []
+    if not isinstance(files, list) or not all(isinstance(f, str | ImageBytes) and f for f in files):
+        message = f"{name}: 'image' must be a path or list of paths, got {shown(entry)}"
+        raise InvalidRecordError(message, "bad_image_entry", "image")
     return files

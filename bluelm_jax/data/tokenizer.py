@@ -7,6 +7,7 @@ happens to contain `</s>` is encoded as those four characters.
 
 from __future__ import annotations
 
+import os
 import pathlib
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
@@ -156,6 +157,8 @@ class TokenizerJson:
         return _rebuild_tokenizer_json, (path, bos, eos, pad)
 
     def _load(self):
+        # A sample's few short texts are not worth threads; the workers are what runs in parallel.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         import tokenizers  # Optional at import time: the byte tokenizer needs no package.
 
         if not pathlib.Path(self._path).is_file():
@@ -192,7 +195,8 @@ class TokenizerJson:
 
     @staticmethod
     def _raw(tokenizer, text: str) -> list[int]:
-        return tokenizer.encode(text, add_special_tokens=False).ids
+        # The batch form alone can leave out each token's place in the text: a fifth of the time.
+        return tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     def _encode(self, tokenizer, text: str) -> list[int]:
         if not text:
@@ -227,6 +231,14 @@ class TokenizerJson:
 
 def _rebuild_tokenizer_json(path, bos, eos, pad):
     return TokenizerJson(path, bos=bos, eos=eos, pad=pad)
+
+
+def check_fits(tokenizer: Tokenizer, vocab_size: int) -> None:
+    """Raises ValueError if the tokenizer has ids that a model of `vocab_size` has no row for."""
+    if tokenizer.vocab_size > vocab_size:
+        raise ValueError(
+            f"the tokenizer has {tokenizer.vocab_size} ids, model.decoder.vocab_size = {vocab_size}"
+        )
 
 
 def load(choice: data_config.TokenizerChoice) -> Tokenizer:

@@ -1,0 +1,181 @@
+"""The compiled steps of a chat: tiles to image tokens, chunks of a prompt into the cache.
+
+All shapes are rounded up: see `chat`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from bluelm_jax import config, decoder, generate, steps, vlm
+from bluelm_jax.batch import TEXT as TEXT
+from bluelm_jax.data.examples import Example
+from bluelm_jax.decoder import KVCache
+from bluelm_jax.params import Tree
+from bluelm_jax.sampling import SamplingConfig
+
+CHUNK = 128  # Positions a call of the decoder, as on the phone.
+SMALLEST_CACHE = 256
+TILE_BATCH = 4
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pending:
+    """Positions that the cache has not read yet, and the tiles that they refer to.
+
+    Fields are those of `generate.Prompts` for one row, as NumPy arrays without the row.
+    """
+
+    tokens: np.ndarray
+    image_index: np.ndarray
+    tiles: np.ndarray
+    corner_index: np.ndarray | None
+    corner_weights: np.ndarray | None
+
+    @classmethod
+    def of(cls, tokens: np.ndarray, cached: int, turn: Example) -> Pending:
+        """`tokens` from `cached` on; the last ones are those of `turn`, the ones before are text."""
+        before = len(tokens) - cached - turn.length
+
+        def behind(values: np.ndarray | None, fill: int) -> np.ndarray | None:
+            if values is None:
+                return None
+            front = np.full((before, *values.shape[1:]), fill, values.dtype)
+            return np.concatenate([front, values])
+
+        index = np.concatenate([np.full(before, TEXT, np.int32), turn.image_index])
+        corners = behind(turn.corner_index, 0), behind(turn.corner_weights, 0)
+        return cls(tokens[cached:], index, turn.tiles, *corners)
+
+
+def cache_size(positions: int) -> int:
+    """The bucket for so many positions: 256 times a power of two."""
+    size = SMALLEST_CACHE
+    while size < positions:
+        size *= 2
+    return size
+
+
+def room_for(cache: KVCache | None, positions: int, cfg: config.VLMConfig) -> KVCache:
+    """A cache of one row with room for `positions`: the given one, it grown, or a new one."""
+    size = cache_size(positions)
+    if cache is None:
+        dtype = jnp.dtype(cfg.dtype)
+        return decoder.init_cache(cfg.decoder, 1, size, dtype, stacked=False)
+    if cache.size >= size:
+        return cache
+    more = [(0, 0), (0, 0), (0, size - cache.size), (0, 0)]
+    k, v = (tuple(jnp.pad(x, more) for x in part) for part in (cache.k, cache.v))
+    return dataclasses.replace(cache, k=k, v=v)
+
+
+def read(
+    p: Tree, pending: Pending, cache: KVCache, cfg: config.VLMConfig
+) -> tuple[Float[Array, "B D"], KVCache]:
+    """Appends the pending positions; returns the last hidden state and the cache.
+
+    The given cache is used up.
+    """
+    images = encode(p, pending.tiles, cfg)
+    count, hidden = len(pending.tokens), None
+    for start in range(0, count, CHUNK):
+        stop = min(start + CHUNK, count)
+        prompts = _chunk(pending, start, stop)
+        hidden, cache = _append(p, prompts, images, cache, cfg=cfg)
+    if hidden is None:
+        raise ValueError("nothing to read: a turn has at least the marker of its answer")
+    return hidden, cache
+
+
+def _chunk(pending: Pending, start: int, stop: int) -> generate.Prompts:
+    """Positions start..stop as a row padded to CHUNK."""
+
+    def row(values: np.ndarray | None, fill: int) -> Array | None:
+        if values is None:
+            return None
+        out = np.full((1, CHUNK, *values.shape[1:]), fill, values.dtype)
+        out[0, : stop - start] = values[start:stop]
+        return jnp.asarray(out)
+
+    tokens, index = row(pending.tokens, 0), row(pending.image_index, TEXT)
+    assert tokens is not None and index is not None
+    no_tiles = jnp.zeros((1, 0, *pending.tiles.shape[1:]), jnp.uint8)  # They are encoded already.
+    return generate.Prompts(
+        tokens=tokens, lengths=jnp.array([stop - start], jnp.int32), image_index=index,
+        tiles=no_tiles, corner_index=row(pending.corner_index, 0),
+        corner_weights=row(pending.corner_weights, 0),
+    )  # fmt: skip
+
+
+@functools.partial(jax.jit, static_argnames="cfg", donate_argnames="cache")
+def _append(
+    p: Tree,
+    prompts: generate.Prompts,
+    images: Float[Array, "G IQ D"],
+    cache: KVCache,
+    *,
+    cfg: config.VLMConfig,
+) -> tuple[Float[Array, "B D"], KVCache]:
+    x = vlm.splice(p, prompts, images, cfg)
+    return steps.prefill(p["decoder"], x, prompts.lengths, cache, cfg.decoder)
+
+
+def encode(p: Tree, tiles: np.ndarray, cfg: config.VLMConfig) -> Float[Array, "G IQ D"]:
+    """Tokens of all tiles [I, S, S, 3], as one group; the count of tiles is rounded up.
+
+    Groups of TILE_BATCH go through the tower, the rest as the next power of two. The result is padded
+    to a power of two of tiles, so that few shapes follow from it.
+    """
+    if len(tiles) == 0:
+        return vlm.encode_groups(p, jnp.zeros((1, 0, *tiles.shape[1:]), jnp.uint8), cfg)
+    parts = []
+    for start in range(0, len(tiles), TILE_BATCH):
+        part = tiles[start : start + TILE_BATCH]
+        wanted = next(size for size in (1, 2, TILE_BATCH) if size >= len(part))
+        parts.append(_encode(p, jnp.asarray(_padded(part, wanted)), cfg=cfg))
+    tokens = np.concatenate([np.asarray(part) for part in parts])[: len(tiles)]
+    padded = _padded(tokens, 2 ** (len(tiles) - 1).bit_length())
+    return jnp.asarray(padded.reshape(1, -1, padded.shape[-1]))
+
+
+def _padded(values: np.ndarray, count: int) -> np.ndarray:
+    more = np.zeros((count - len(values), *values.shape[1:]), values.dtype)
+    return np.concatenate([values, more])
+
+
+_encode = jax.jit(vlm.encode_tiles, static_argnames="cfg")
+
+
+def seen(
+    tokens: np.ndarray, is_text: np.ndarray, cfg: config.VLMConfig, how: SamplingConfig
+) -> Array | None:
+    """Tokens that the repetition penalty counts, bool [1, V]; None without a penalty."""
+    if how.repetition_penalty == 1.0:
+        return None
+    found = np.zeros((1, cfg.decoder.vocab_size), bool)
+    found[0, tokens[is_text]] = True
+    return jnp.asarray(found)
+
+
+@functools.partial(
+    jax.jit, static_argnames=("cfg", "sampling", "stop"), donate_argnames=("cache", "seen")
+)
+def begin(
+    p: Tree,
+    hidden: Float[Array, "B D"],
+    cache: KVCache,
+    key: PRNGKeyArray,
+    *,
+    cfg: config.VLMConfig,
+    sampling: SamplingConfig,
+    stop: tuple[int, ...],
+    seen: Array | None,
+) -> steps.State:
+    """`steps.begin`, compiled; cache and `seen` are used up."""
+    return steps.begin(p, hidden, cache, key, cfg=cfg, how=sampling, stop=stop, seen=seen)

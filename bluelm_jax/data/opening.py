@@ -1,0 +1,129 @@
+"""Opens whatever a source names, and no more of it than it asks for."""
+
+from __future__ import annotations
+
+import glob
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import grain
+import numpy as np
+
+from bluelm_jax.data import hf_datasets
+from bluelm_jax.data.array_records import MANIFEST, ArrayRecords, open_shards
+from bluelm_jax.data.sources import FileRecords, Records
+from bluelm_jax.data_config import SourceConfig
+
+_SHARD = ".array_record"
+
+
+class Subset:
+    """The first records of others, or some drawn at random.
+
+    Drawn are the first places of a shuffle, which has random access and takes no memory; so a larger
+    number keeps what a smaller one had, and the same file and seed give the same records in any
+    mixture.
+
+    Args:
+      records: all of them.
+      count: how many to use.
+      seed: of the draw; None uses the first ones.
+    """
+
+    def __init__(self, records: Records, count: int, seed: int | None = None):
+        self._records, self._count, self._drawn = records, count, None
+        if seed is not None:
+            mixed = int(np.random.SeedSequence([seed, 0, 1]).generate_state(1)[0])
+            self._drawn = grain.MapDataset.range(len(records)).shuffle(seed=mixed)
+
+    def _index(self, index: int) -> int:
+        if not 0 <= index < self._count:
+            raise IndexError(f"record {index} of {self._count}")
+        drawn: Any = index if self._drawn is None else self._drawn[index]
+        return int(drawn)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> Mapping[str, Any]:
+        return self._records[self._index(index)]
+
+    def where(self, index: int) -> str:
+        """File and place of a record, in the file it comes from."""
+        return self._records.where(self._index(index))
+
+
+def open_records(source: SourceConfig, seed: int = 0) -> Records:
+    """The records of a source, `first` and `random` applied.
+
+    Args:
+      source: what to open.
+      seed: `DataConfig.seed`, for `SourceConfig.random`.
+
+    Raises:
+      ValueError: what `path` names is missing or of no known kind, or holds fewer records than
+        `first` or `random` ask for.
+    """
+    return select(open_all(source), source, seed)
+
+
+def select(records: Records, source: SourceConfig, seed: int) -> Records:
+    """The records that `first` and `random` of a source leave; ValueError if there are too few."""
+    field = "first" if source.first is not None else "random"
+    count = source.first if source.first is not None else source.random
+    if count is None:
+        return records
+    if count > len(records):
+        raise ValueError(f"{source.path}: {field} = {count}, but there are {len(records)} records")
+    return Subset(records, count, seed if field == "random" else None)
+
+
+def open_all(source: SourceConfig) -> Records:
+    """Every record of what `source.path` names."""
+    path = pathlib.Path(source.path)
+    if path.is_dir():
+        return _open_folder(path)
+    names = [source.path]
+    if not path.exists() and glob.has_magic(source.path):
+        names = sorted(glob.glob(source.path))
+        if not names:
+            raise ValueError(f"{source.path}: no file has such a name")
+    kinds = {_kind(name) for name in names}
+    if kinds == {_SHARD}:
+        return ArrayRecords(names)
+    if kinds == {"table"}:
+        return _existing(names)
+    if len(names) > 1:
+        raise ValueError(
+            f"{source.path}: {len(names)} files, such as {names[0]}; a pattern may name ArrayRecord, "
+            "parquet or arrow files, all of one kind"
+        )
+    return FileRecords(names[0], source.index_dir)
+
+
+def _existing(names: list[str]) -> Records:
+    for name in names:
+        if not pathlib.Path(name).is_file():
+            raise ValueError(f"{name}: no such file")
+    return hf_datasets.DatasetRecords(names)
+
+
+def _kind(name: str) -> str:
+    if _SHARD in pathlib.Path(name).name:
+        return _SHARD
+    return "table" if name.endswith(hf_datasets.TABLES) else ""
+
+
+def _open_folder(folder: pathlib.Path) -> Records:
+    if (folder / MANIFEST).is_file() or any(folder.glob(f"*{_SHARD}*")):
+        return open_shards(str(folder))
+    if hf_datasets.is_saved(folder):
+        return hf_datasets.DatasetRecords([str(folder)])
+    names = sorted(str(p) for p in folder.iterdir() if p.suffix in hf_datasets.TABLES)
+    if names:
+        return hf_datasets.DatasetRecords(names)
+    raise ValueError(
+        f"{folder}: a folder without {MANIFEST} (of prepare_data), data set of save_to_disk, or "
+        "parquet or arrow files"
+    )

@@ -1,0 +1,149 @@
+"""Makes a run folder of public weights: a SigLIP tower, a language model, or both.
+
+    python -m experiments.import_weights --vision=siglip-so400m --llm=MiniCPM-2B --out=runs/imported
+
+The folders are what Hugging Face's `save_pretrained` writes, with safetensors. The result serves as
+`--run` of generate, evaluate and export_weights, and training starts from it with
+`TrainConfig.init_from = 'runs/imported'`. docs/weights.md says what is accepted and what is checked.
+
+A model may be given with --gin_file; the folders must then hold that model. With --llm alone and no
+model, the result answers text only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, cast
+
+from absl import flags
+
+from bluelm_jax import config, data_config, schemes
+from bluelm_jax.run_config import RunConfig
+from bluelm_jax.weights import importing, model_config, tokenizer_files
+from bluelm_jax.weights.folder import Folder
+from bluelm_jax.weights.importing import Report, Sources
+from experiments import cli, gin_setup, import_verify
+from gin_configs import binding, command
+
+VISION = flags.DEFINE_string("vision", None, "Folder of a SigLIP model or vision tower.")
+LLM = flags.DEFINE_string("llm", None, "Folder of a language model.")
+CONNECTOR = flags.DEFINE_string(
+    "connector", None, "Folder of downsampler and projector, from experiments.export_weights."
+)
+OUT = flags.DEFINE_string("out", None, "Folder to make; must not exist.", required=True)
+DTYPE = flags.DEFINE_enum(
+    "dtype", "keep", ["keep", "float32", "bfloat16"], "Dtype of the stored weights."
+)
+SEED = flags.DEFINE_integer("seed", 0, "Seed of the weights that no folder holds.")
+TEMPLATE = flags.DEFINE_string("template", None, "Conversation template; None recognises it.")
+SYSTEM = flags.DEFINE_string("system", None, "System message of every conversation.")
+VERIFY = flags.DEFINE_bool("verify", False, "Compare outputs with transformers, where installed.")
+flags.adopt_module_key_flags(command)
+DEFAULTS = "gin_configs/weights/import.gin"
+MEGABYTE = 10**6
+
+
+def open_sources() -> Sources:
+    """The folders that the flags name."""
+    return Sources(
+        vision=Folder(VISION.value) if VISION.value else None,
+        llm=Folder(LLM.value) if LLM.value else None,
+        connector=Folder(CONNECTOR.value) if CONNECTOR.value else None,
+    )
+
+
+def given_run() -> RunConfig | None:
+    """The run that the gin flags describe; None without any."""
+    files, bindings = command.GIN_FILE.value, command.GIN_BINDINGS.value
+    if not (files or bindings):
+        return None
+    return binding.build(RunConfig, [DEFAULTS, *files], bindings)
+
+
+def default_run(model: config.VLMConfig) -> RunConfig:
+    """What gin_configs/weights/import.gin says, for any model."""
+    return RunConfig(
+        model=model,
+        data=data_config.DataConfig(
+            tiling=schemes.Tiling(scheme=schemes.Relaxed(), tile_size=model.vision.tile_size),
+            seq_len=min(2048, model.decoder.max_length), batch_size=1, tiles_per_group=16,
+        ),
+        train=config.TrainConfig(steps=1, optim=config.OptimConfig(warmup_steps=0)),
+    )  # fmt: skip
+
+
+def with_text(run: RunConfig, found: tokenizer_files.Found | None, given: bool) -> RunConfig:
+    """`run` with the tokenizer and template of the language model.
+
+    --template comes first, then the template of a given run, then what the folder looks like.
+    """
+    changes: dict[str, Any] = {} if SYSTEM.value is None else {"system": SYSTEM.value}
+    if found and found.choice:
+        changes["tokenizer"] = found.choice
+    template = TEMPLATE.value or (found.template if found and not given else None)
+    if template:
+        changes["template"] = template
+    run = dataclasses.replace(run, data=dataclasses.replace(run.data, **changes))
+    if found:
+        tokenizer_files.check_fits(found, run.data.template, run.model.decoder.vocab_size)
+        if not (TEMPLATE.value or given or found.template):
+            print(f"no known chat template in the folder: using {run.data.template!r} (--template)")
+        if not found.choice:
+            print("no tokenizer.json or tokenizer.model in the folder: the run has byte tokens")
+    return run
+
+
+def plan_run(sources: Sources) -> tuple[RunConfig, tokenizer_files.Found | None, int | None]:
+    """The run to write, its tokenizer, and the seed of what no folder holds."""
+    given = given_run()
+    model = model_config.model_for(sources, given.model if given else None)
+    run = dataclasses.replace(given, model=model) if given else default_run(model)
+    found = None
+    if sources.llm:
+        found = tokenizer_files.find(sources.llm.path, sources.llm.config)
+    run = with_text(run, found, given is not None)
+    complete = given is not None or (sources.vision is not None and sources.llm is not None)
+    return run, found, SEED.value if complete else None
+
+
+def summary(out: Path, report: Report) -> str:
+    """What was imported, what was drawn, what was left out, what looks wrong."""
+    lines = [f"{out}: {report.size / 1e9:.2f} GB of weights"]
+    lines += [f"  {part:<12} {n:>15,}   {how}" for part, (n, how) in report.parts.items()]
+    if report.unused:
+        some = ", ".join(report.unused[:3])
+        lines.append(f"  left out: {len(report.unused)} known tensors, such as {some}")
+    if report.not_finite:
+        total = sum(report.not_finite.values())
+        worst = sorted(report.not_finite.items(), key=lambda item: -item[1])[:4]
+        shown = ", ".join(f"{path}: {n:,}" for path, n in worst)
+        lines.append(
+            f"  WARNING: {total:,} values are infinite or not a number, in "
+            f"{len(report.not_finite)} weights ({shown})"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Imports, and verifies if asked to."""
+    if not (VISION.value or LLM.value or CONNECTOR.value):
+        raise ValueError("name what to import: --vision, --llm or both")
+    sources = open_sources()
+    run, found, seed = plan_run(sources)
+    prepared = importing.prepare(run, sources, cast(importing.Keep, DTYPE.value), seed)
+    if command.DRY_RUN.value:
+        print(gin_setup.describe(run))
+        print(cli.model_summary(run.model))
+        return
+    files = {found.path.name: found.path} if found and found.path else {}
+    out = Path(OUT.value)
+    with cli.progress_bar("importing, MB", prepared.size // MEGABYTE) as update:
+        report = importing.write(out, prepared, files, lambda done: update(done // MEGABYTE))
+    print(summary(out, report))
+    if VERIFY.value:
+        print(import_verify.verify(out, sources))
+
+
+if __name__ == "__main__":
+    command.run(main)

@@ -1,0 +1,1 @@
+"""Parity with transformers: the same weights and inputs through both, output by output."""
