@@ -10,20 +10,15 @@ that data workers, which need NumPy alone, stay light.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from bluelm_jax.api import Model as Model
-    from bluelm_jax.api import load as load
+import importlib
+from typing import Any
 
 _API = ("Model", "load")
 
 
 def __getattr__(name: str) -> Any:
     if name in _API:
-        from bluelm_jax import api
-
-        return getattr(api, name)
+        return getattr(importlib.import_module("bluelm_jax.api"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -94,7 +94,6 @@ def test_a_chat_goes_on_after_a_mistake_and_after_a_broken_off_answer(model):
     [
         (np.zeros((4, 4, 3), np.float32), r"\(4, 4, 3\), float32: must be uint8"),
         (np.zeros((4, 4, 4), np.uint8), r"\(4, 4, 4\), uint8"),
-        ([3], "must be a path, a Pillow image or an array"),
     ],
 )
 def test_what_is_no_image(model, image, message):

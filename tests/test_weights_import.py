@@ -11,11 +11,16 @@ from model_helpers import make_run
 from weights_helpers import (
     BFLOAT16,
     LLM,
+    MODEL,
+    RUN,
     TOWER,
     assert_same_bits,
     leaves,
     llm_folder,
+    make,
     read_folder,
+    restored,
+    sources,
     vision_folder,
 )
 

@@ -154,7 +154,7 @@ def stage_table(paths: Sequence[pathlib.Path], rows: int, batches: int) -> None:
         )
 
 
-def transport_table(path: pathlib.Path, rows: int, count: int) -> None:
+def transport_table(path: pathlib.Path, rows: int, prepared: int, count: int = 600) -> None:
     """Prints the rates of one worker process by way of its samples to the main one."""
     print(f"\n{'one worker, prepared samples':30}{'samples/s':>10}{'main process, CPU ms':>22}")
     data = make_data(path, STAGES[1].tiling, rows)
@@ -163,7 +163,9 @@ def transport_table(path: pathlib.Path, rows: int, count: int) -> None:
     for name, least in (("shared memory", shared), ("pickled", 2**62)) * 2:
         workers.LEAST_SHARED_BYTES = least
         stream = workers.open_stream(Pipeline(data, side=14).examples(), 0, data)
-        for _ in range(count + 40):  # Until all have been prepared, what was read ahead included.
+        for _ in range(
+            prepared + 40
+        ):  # Until all have been prepared, what was read ahead included.
             next(stream)
         start, wall = time.process_time(), time.perf_counter()
         for _ in range(count):
