@@ -95,13 +95,19 @@ class Ablation:
 def fit_room(run: RunConfig) -> RunConfig:
     """`run` with row length and tiles a group set to what its own batches need.
 
+    Packed rows keep their length; their tiles a group are those that fill both best.
+
     Rows end at the model's `max_length`; a longer sample then meets `DataConfig.on_overlong`, which
     names it.
 
     Raises:
       ValueError: no sample is left to train on.
     """
-    room = Pipeline(run.data, side=run.token_side).measure(run.train.steps)
+    pipeline = Pipeline(run.data, side=run.token_side)
+    if run.data.packing is not None:
+        tiles = pipeline.measure_packing().tiles_per_group
+        return dataclasses.replace(run, data=dataclasses.replace(run.data, tiles_per_group=tiles))
+    room = pipeline.measure(run.train.steps)
     length = min(room.max_length, run.model.decoder.max_length)
     data = dataclasses.replace(run.data, seq_len=length, tiles_per_group=room.tiles_per_group)
     return dataclasses.replace(run, data=data)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import sys
 import unicodedata
 
 from rich.console import Console
@@ -107,3 +109,11 @@ def _add_piece(body: Text, piece: Piece, color: bool) -> None:
         else:
             body.append(text, style)
     body.append((_RELEASE if isolate else "") + marks[1])
+
+
+def use_color(choice: str) -> bool:
+    """Whether to colour: `choice`, or what the terminal and NO_COLOR (no-color.org) say."""
+    if choice != "auto":
+        return choice == "always"
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return sys.stdout.isatty() and not plain

@@ -15,9 +15,7 @@ Without colours supervised text stands between « », special tokens between ⟨
 from __future__ import annotations
 
 import dataclasses
-import os
 import shutil
-import sys
 
 from absl import flags
 
@@ -43,21 +41,13 @@ def main() -> None:
     width = WIDTH.value or shutil.get_terminal_size().columns
     view = None
     for view in viewer.views(SKIP.value, BATCHES.value):
-        print(data_terminal.render(view, color=use_color(COLOR.value), width=width))
+        print(data_terminal.render(view, color=data_terminal.use_color(COLOR.value), width=width))
     print(viewer.counters)
     if HTML.value is not None and view is not None:
         sources = ", ".join(source.path for source in chosen.data.sources)
         notes = {"Sources": sources, "Template": chosen.data.template, "Counted": viewer.counters}
         data_page.write(HTML.value, view, f"Batch {view.number}", notes)
         print(f"wrote {HTML.value}")
-
-
-def use_color(choice: str) -> bool:
-    """Whether to colour: `choice`, or what the terminal and NO_COLOR (no-color.org) say."""
-    if choice != "auto":
-        return choice == "always"
-    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    return sys.stdout.isatty() and not plain
 
 
 def _bounded(data: DataConfig) -> DataConfig:

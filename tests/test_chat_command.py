@@ -14,7 +14,7 @@ from PIL import Image
 
 from bluelm_jax import checkpoints, serialize
 from bluelm_jax.sampling import SamplingConfig
-from experiments import generate
+from experiments import dialogue
 
 ROOT = pathlib.Path(__file__).parent.parent
 RUN = replace(make_run(), "model", decoder=dataclasses.replace(TINY.decoder, max_length=512))
@@ -48,12 +48,12 @@ def image(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def model(run_folder):
-    return generate.load(str(run_folder))
+    return dialogue.load(str(run_folder))
 
 
 @pytest.fixture
 def talk(model):
-    return generate.Dialogue(model, NEW, seed=0)
+    return dialogue.Dialogue(model, NEW, seed=0)
 
 
 def test_an_answer_is_printed_and_kept(talk, capsys):
@@ -114,8 +114,8 @@ def test_mistakes_leave_the_conversation_as_it_was(talk, tmp_path, capsys):
 
 
 def test_without_a_vision_tower_images_are_refused(tmp_path, image):
-    model = generate.load(str(write_run(tmp_path / "llm", ("decoder",))))
-    talk = generate.Dialogue(model, NEW, seed=0)
+    model = dialogue.load(str(write_run(tmp_path / "llm", ("decoder",))))
+    talk = dialogue.Dialogue(model, NEW, seed=0)
     with pytest.raises(ValueError, match="no vision tower"):
         talk.handle(f"/image {image}")
     talk.handle("Hello?")
@@ -123,14 +123,14 @@ def test_without_a_vision_tower_images_are_refused(tmp_path, image):
 
 def test_folders_that_are_no_run(tmp_path, run_folder):
     with pytest.raises(ValueError, match="no such directory"):
-        generate.load(str(tmp_path / "none"))
+        dialogue.load(str(tmp_path / "none"))
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"config\.json: no such file"):
-        generate.load(str(tmp_path / "empty"))
+        dialogue.load(str(tmp_path / "empty"))
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "config.json").write_text((run_folder / "config.json").read_text())
     with pytest.raises(ValueError, match="no checkpoint in"):
-        generate.load(str(tmp_path / "half"))
+        dialogue.load(str(tmp_path / "half"))
 
 
 def test_a_missing_tokenizer_is_named(tmp_path, run_folder):
@@ -141,7 +141,7 @@ def test_a_missing_tokenizer_is_named(tmp_path, run_folder):
     (other / "config.json").write_text(json.dumps(changed))
     (other / "checkpoints").symlink_to(run_folder / "checkpoints")
     with pytest.raises(ValueError, match=r"t\.json: no such tokenizer file"):
-        generate.load(str(other))
+        dialogue.load(str(other))
 
 
 def command(*arguments, script=None):

@@ -3,7 +3,7 @@
 import pytest
 
 from bluelm_jax.run_config import RunConfig
-from experiments import gin_setup, train
+from experiments import gin_setup, run_summary
 from gin_configs import binding
 
 # Samples as the paper counts them (sec. 4): stage 1 in thousands, stage 2 in millions.
@@ -56,7 +56,7 @@ def test_the_training_file_alone_has_one_source(stage):
 
 @stages
 def test_dry_run_prints_shares_and_epochs_without_the_files(stage):
-    text = train.describe_mixture(build(stage, *paths(stage)))
+    text = run_summary.describe_mixture(build(stage, *paths(stage)))
     total = sum(STAGES[stage].values())
     for name, size in STAGES[stage].items():
         (line,) = (x for x in text.splitlines() if x.split()[0] == name)

@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from bluelm_jax import schemes
 from bluelm_jax.data.tokenizer import ByteTokenizer
 from bluelm_jax.data_config import Packing, SourceConfig
-from experiments import data_page, data_terminal, data_view, inspect_data
+from experiments import data_page, data_terminal, data_view
 from experiments.token_texts import Token, TokenTexts, printable
 
 
@@ -231,7 +231,7 @@ def test_when_there_are_colours(choice, environment, tty, expected, monkeypatch)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("sys.stdout.isatty", lambda: tty)
-    assert inspect_data.use_color(choice) is expected
+    assert data_terminal.use_color(choice) is expected
 
 
 def test_large_tiles_are_shown_smaller():
