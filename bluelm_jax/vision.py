@@ -75,9 +75,10 @@ def embed_patches(
         padding="VALID",
         dimension_numbers=("NHWC", "HWIO", "NHWC"),
     )
+    x = x.astype(jnp.float32)  # Bias and positions are added before anything is rounded again.
     x = x + layers.expand(p["patch"]["bias"].astype(x.dtype), x.ndim)
     x = x.reshape(x.shape[0], cfg.side**2, cfg.width)
-    return x + p["position"][None].astype(x.dtype)
+    return (x + p["position"][None].astype(x.dtype)).astype(pixels.dtype)
 
 
 def block(p: Tree, x: Float[Array, "I P D"], cfg: config.VisionConfig) -> Float[Array, "I P D"]:

@@ -25,7 +25,10 @@ ROOTS = {
     "experiments.ablate": ablation.Ablation,
     "experiments.quickstart": quickstart_config.Quickstart,
     "experiments.evaluate": evaluation.EvalConfig,
+    "experiments.import_weights": RunConfig,
 }
+# Files that a command reads before those of its command line.
+ALWAYS = {"experiments.import_weights": ["gin_configs/weights/import.gin"]}
 FILES = sorted(p.relative_to(ROOT).as_posix() for p in (ROOT / "gin_configs").rglob("*.gin"))
 
 
@@ -63,6 +66,7 @@ def build(root, *bindings, files=(TINY_GIN,)):
 @pytest.mark.parametrize("path", FILES)
 def test_the_command_of_every_gin_file_builds(path):
     module, files, bindings = documented_command(path)
+    files = ALWAYS.get(module, []) + files
     reached = set().union(*(with_includes(each) for each in files))
     assert path in reached, f"the command at the top of {path} does not read it"
     if module.startswith("export."):
