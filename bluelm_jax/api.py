@@ -90,8 +90,8 @@ class Model:
         """The answer to one question.
 
         Args:
-          images: a path, a Pillow image, an array uint8 [height, width, 3] or [height, width], a
-            sequence of these, or None.
+          images: a path, a Pillow image, an array uint8 [height, width, 3 or 4] or [height,
+            width] (transparency is laid on the background colour), a sequence of these, or None.
           prompt: the question; `<image>` marks an image's place, images without a mark come first.
           seed: seed of the draws, where temperature > 0.
           **sampling: fields of `SamplingConfig`: max_new_tokens, temperature, top_k, top_p, ...
@@ -123,6 +123,9 @@ class Model:
         **sampling: Any,
     ) -> chats.Answer:
         """`chat.Chat.ask`, for those who keep conversations themselves."""
+        known = [field.name for field in dataclasses.fields(SamplingConfig)]
+        if unknown := sampling.keys() - known:
+            raise TypeError(f"unknown sampling options {sorted(unknown)}; known: {known}")
         how = SamplingConfig(**sampling)
         return self._chat.ask(past, question, _as_list(images), sampling=how, seed=seed)
 
@@ -153,11 +156,11 @@ def _as_list(images: Images) -> list[str | os.PathLike[str] | Image.Image]:
 
 def _as_image(image: ImageLike) -> str | os.PathLike[str] | Image.Image:
     if isinstance(image, np.ndarray):
-        fits = image.dtype == np.uint8 and (image.ndim == 2 or image.shape[2:] == (3,))
+        fits = image.dtype == np.uint8 and (image.ndim == 2 or image.shape[2:] in ((3,), (4,)))
         if not fits:
             raise TypeError(
                 f"an image array of shape {image.shape}, {image.dtype}: must be uint8 "
-                "[height, width, 3] or [height, width]"
+                "[height, width, 3 or 4] or [height, width]"
             )
         return Image.fromarray(image)
     if not isinstance(image, str | os.PathLike | Image.Image):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import functools
 import hashlib
@@ -67,6 +68,7 @@ def _pdfium() -> Any:
         import pypdfium2
     except ImportError as error:
         raise ImportError(MISSING) from error
+    atexit.register(_open.cache_clear)  # Before PDFium looks for files that were left open.
     return pypdfium2
 
 
