@@ -42,6 +42,7 @@ class Session:
 
     def __init__(self, model: Model):
         self._model, self._past = model, chats.Conversation()
+        self._open: tuple[str, chats.Answer] | None = None
         self.history: list[tuple[str, str]] = []
 
     def ask(self, question: str, images: Images = None, **sampling: Any) -> str:
@@ -49,14 +50,27 @@ class Session:
         return "".join(self.stream(question, images, **sampling))
 
     def stream(self, question: str, images: Images = None, **sampling: Any) -> Iterator[str]:
-        """The answer in pieces, as they are generated. What is left unread was not said."""
+        """The answer in pieces, as they are generated. What is left unread was not said.
+
+        An answer that is left, by the next question or by an exception, stands as far as it came.
+        """
+        self._settle()
         answer = self._model.ask(self._past, question, images, **sampling)
+        self._open = mine = question, answer
         try:
             yield from answer
         finally:
-            if answer.cache is not None:
-                self._past = answer.conversation
-                self.history.append((question, answer.text))
+            if self._open is mine:
+                self._settle()
+
+    def _settle(self) -> None:
+        """Ends the answer that is open, and keeps what was said."""
+        if self._open is None:
+            return
+        (question, answer), before = self._open, self._past.turns
+        self._past, self._open = answer.settle(), None
+        if self._past.turns > before:
+            self.history.append((question, answer.text))
 
 
 class Model:
@@ -99,7 +113,8 @@ class Model:
         Raises:
           ValueError: an image that cannot be read or that the model has no tower for, a prompt that
             is too long, a sampling field out of its bounds.
-          TypeError: an unknown sampling field, or something that is not an image.
+          TypeError: an unknown sampling field, a prompt that is no string, or something that is not
+            an image.
         """
         return self.chat().ask(prompt, images, seed=seed, **sampling)
 

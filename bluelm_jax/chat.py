@@ -16,23 +16,25 @@ from __future__ import annotations
 import dataclasses
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import jax
 import numpy as np
-from PIL import Image
+from PIL import ExifTags, Image
 
 from bluelm_jax import chat_engine as engine
-from bluelm_jax import decoding, generate
+from bluelm_jax import decoding, generate, steps
+from bluelm_jax.chat_engine import Answer as Answer
+from bluelm_jax.chat_engine import Conversation as Conversation
 from bluelm_jax.data import conversation
 from bluelm_jax.data import images as image_files
 from bluelm_jax.data import tokenizer as tokenizers
 from bluelm_jax.data.examples import Example, ExampleMaker
+from bluelm_jax.data.pixel_modes import to_rgb
 from bluelm_jax.data.plans import Planner
 from bluelm_jax.data.text_stream import TextStream
 from bluelm_jax.data_config import SourceConfig
-from bluelm_jax.decoder import KVCache
 from bluelm_jax.params import Tree
 from bluelm_jax.run_config import RunConfig
 from bluelm_jax.sampling import SamplingConfig
@@ -45,64 +47,6 @@ class PromptTooLongError(ValueError):
     """A conversation that the model has no positions for; the message has the numbers."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Conversation:
-    """What was said so far, as tokens, and the cache that has read (most of) them.
-
-    Attributes:
-      tokens: int32 [n], prompts and answers; the pad id at image positions.
-      is_text: bool [n], False at image positions.
-      cache: keys and values of the first `cached` tokens; None before the first turn. It is used up
-        by the next turn: a conversation can be continued once.
-      cached: tokens that the cache holds.
-      turns: answers so far.
-    """
-
-    tokens: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int32))
-    is_text: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, bool))
-    cache: KVCache | None = None
-    cached: int = 0
-    turns: int = 0
-
-
-class Answer:
-    """An answer on its way: iterate over it once, for pieces of text as they come.
-
-    Attributes:
-      text: the pieces so far.
-      new_tokens: tokens so far, without the stop token.
-      stopped: whether a stop token ended it; False while it is not complete.
-    """
-
-    def __init__(self, pieces: Callable[[Answer], Iterator[str]], asked: Conversation):
-        self._pieces, self._asked = pieces(self), asked
-        self.text, self.stopped = "", False
-        self.new_tokens: list[int] = []
-        self.cache: KVCache | None = None
-
-    def __iter__(self) -> Iterator[str]:
-        for piece in self._pieces:
-            self.text += piece
-            yield piece
-
-    @property
-    def conversation(self) -> Conversation:
-        """The conversation with this answer, which may have been left before its end.
-
-        Raises:
-          ValueError: nothing of the answer has been taken yet.
-        """
-        if self.cache is None:
-            raise ValueError("the answer has not begun: iterate over it first")
-        added = np.array(self.new_tokens, np.int32)
-        asked = self._asked
-        return Conversation(
-            tokens=np.concatenate([asked.tokens, added]),
-            is_text=np.concatenate([asked.is_text, np.ones(len(added), bool)]),
-            cache=self.cache, cached=int(self.cache.lengths[0]), turns=asked.turns + 1,
-        )  # fmt: skip
-
-
 class Chat:
     """A trained model to talk to.
 
@@ -110,13 +54,14 @@ class Chat:
       weights: of `vlm.specs(run.model)`, or of a language model alone its "decoder" part. The
         decoder's blocks are copied into the layout that decodes fastest.
       run: the run they belong to; its template, system text, tokenizer, tiling and layout apply.
-      stop: further tokens that end an answer, beside the template's own end of turn.
+      stop: a token or tokens that end an answer, beside the template's own end of turn.
 
     Raises:
-      ValueError: the tokenizer is missing, or lacks a token of the template.
+      ValueError: the tokenizer is missing, or lacks a token of the template; or a stop token is
+        none of the vocabulary.
     """
 
-    def __init__(self, weights: Tree, run: RunConfig, *, stop: Sequence[int] = ()):
+    def __init__(self, weights: Tree, run: RunConfig, *, stop: steps.Stop = ()):
         decoder = decoding.prepare(
             weights["decoder"], run.model.decoder, rows=1, dtype=run.model.dtype
         )
@@ -130,7 +75,8 @@ class Chat:
         )  # fmt: skip
         planner = Planner(data, side=run.token_side, tokenizer=self.tokenizer)
         self._maker = ExampleMaker(planner)
-        self.stop = (stop_token(run, self.tokenizer), *stop)
+        own, vocab_size = stop_token(run, self.tokenizer), run.model.decoder.vocab_size
+        self.stop = steps.check_stop((own, *steps.stop_ids(stop)), vocab_size)
 
     @property
     def sees_images(self) -> bool:
@@ -160,8 +106,13 @@ class Chat:
 
         Raises:
           PromptTooLongError: conversation, question and max_new_tokens exceed max_length.
-          ValueError: an image cannot be read, or the model has no vision tower.
+          ValueError: an image cannot be read, the model has no vision tower, the template has no
+            place for the question's text, or `past` cannot be continued (any more).
+          TypeError: the question is not a string.
         """
+        if not isinstance(question, str):
+            raise TypeError(f"a question must be a string, got {type(question)}")
+        past.check_usable()
         self.check_images(images)
         turn = self.make_turn(past, question, images)
         tokens = np.concatenate([past.tokens, turn.tokens])
@@ -169,7 +120,7 @@ class Chat:
         self._check_room(len(tokens), int((~is_text).sum()), sampling)
         asked = dataclasses.replace(past, tokens=tokens, is_text=is_text)
         return Answer(
-            lambda answer: self._pieces(answer, asked, turn, sampling, seed, count), asked
+            lambda answer: self._pieces(answer, asked, turn, sampling, seed, count), past, asked
         )
 
     def _pieces(
@@ -180,24 +131,31 @@ class Chat:
         how: SamplingConfig,
         seed: int,
         count: int,
-    ) -> Iterator[str]:
+    ) -> Generator[str, None, None]:
         model, stop = self.run.model, self.stop
         pending = engine.Pending.of(asked.tokens, asked.cached, turn)
         cache = engine.room_for(asked.cache, len(asked.tokens) + how.max_new_tokens, model)
-        hidden, cache = engine.read(self.weights, pending, cache, model)
+        # Each step uses up the cache before it. `answer` holds the newest from its very start on, so
+        # that a step that is broken off while it is waited for costs nothing.
+        hidden = None
+        for read, answer.cache in engine.read(self.weights, pending, cache, model):
+            hidden = read
+        if hidden is None:
+            raise ValueError("nothing to read: a turn has at least the marker of its answer")
         key = jax.random.fold_in(jax.random.key(seed), asked.turns)
         seen = engine.seen(asked.tokens, asked.is_text, model, how)
         state = engine.begin(
-            self.weights, hidden, cache, key, cfg=model, sampling=how, stop=stop, seen=seen
+            self.weights, hidden, answer.cache, key, cfg=model, sampling=how, stop=stop, seen=seen
         )
+        answer.cache = state.cache
         text = TextStream(self.tokenizer)
         follow = generate.follow(
             self.weights, state, key, cfg=model, sampling=how, stop=stop, count=count
         )
-        for state, tokens in follow:
-            fresh = [int(t) for t in tokens[0] if t != generate.NOTHING]
-            answer.new_tokens += fresh
-            answer.cache, answer.stopped = state.cache, bool(state.done[0])
+        for state, tokens, _ in follow:
+            answer.cache = state.cache
+            fresh = [int(t) for t in np.asarray(tokens)[0] if t != generate.NOTHING]
+            answer.take(fresh, stopped=bool(state.done[0]))
             if piece := text.push(fresh):
                 yield piece
         if piece := text.finish():
@@ -210,10 +168,13 @@ class Chat:
                 f"{len(images)} image(s) given, but these weights hold no vision tower: they were "
                 "imported with a language model alone"
             )
+        limits = self._maker.planner.limits
         for image in images:
-            if not isinstance(image, Image.Image):
-                path = os.path.expanduser(os.fspath(image))
-                image_files.read_size(path, self._maker.planner.limits)
+            if isinstance(image, Image.Image):
+                size = image_files.upright_size(image, image_files.exif_orientation(image))
+                image_files.check_limits(f"a Pillow image of mode {image.mode}", size, limits)
+            else:
+                image_files.read_size(os.path.expanduser(os.fspath(image)), limits)
 
     def make_turn(
         self, past: Conversation, question: str, images: Sequence[ImageLike] = ()
@@ -223,14 +184,22 @@ class Chat:
         They are cut from the prompt of a record whose earlier turns are blank, so that the planner
         of training makes them.
         """
+        template = conversation.get_template(self.run.data.template)
+        if not template.keep_user_text and question.replace(conversation.IMAGE, "").strip():
+            raise ValueError(
+                f"template {template.name!r} has no place for the text of a question, only for its "
+                "images: ask with images and an empty question, or use a run with another template"
+            )
         marked = conversation.mark_images(question, len(images))
+        limits = self._maker.planner.limits
         blank = [{"from": "human", "value": ""}, {"from": "gpt", "value": ""}] * past.turns
         with tempfile.TemporaryDirectory() as folder:
-            files = [_as_file(image, Path(folder) / f"{i}.png") for i, image in enumerate(images)]
+            files = [
+                _as_file(image, Path(folder) / f"{i}.png", limits) for i, image in enumerate(images)
+            ]
             whole = self._prompt([*blank, {"from": "human", "value": marked}], files)
         if not past.turns:
             return whole
-        template = conversation.get_template(self.run.data.template)
         around = template.answer.split("{text}")  # The model writes it, around its answer.
         extra = sum(len(self.tokenizer.encode_template(part)) for part in around)
         start = self._prompt(blank[:-1], []).length + extra
@@ -272,10 +241,17 @@ def stop_token(run: RunConfig, tokenizer: tokenizers.Tokenizer) -> int:
     return found
 
 
-def _as_file(image: ImageLike, path: Path) -> str:
-    """An image as a path below '/': a Pillow image is written to `path`, without loss."""
+def _as_file(image: ImageLike, path: Path, limits: image_files.ImageLimits) -> str:
+    """An image as a path below '/': a Pillow image is written to `path`, as a file of it is read."""
     if isinstance(image, Image.Image):
-        image.save(path)
+        orientation = Image.Exif()  # Before loading, as for files; the reader turns the image.
+        orientation[ExifTags.Base.Orientation] = image_files.exif_orientation(image)
+        try:
+            image.load()
+            rgb = to_rgb(image, limits.background)
+        except Exception as e:  # As for files: Pillow raises nearly everything.
+            raise ValueError(f"a Pillow image of mode {image.mode}, {image.size}: {e}") from e
+        rgb.save(path, exif=orientation)
         image = path
     return str(Path(image).expanduser().absolute().relative_to("/"))
 

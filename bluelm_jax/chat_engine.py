@@ -1,12 +1,18 @@
-"""The compiled steps of a chat: tiles to image tokens, chunks of a prompt into the cache.
+"""What a chat is made of: the conversation, an answer under way, and the compiled steps.
 
-All shapes are rounded up: see `chat`.
+The tokens of a conversation are the truth; its cache is what has been computed of them. Each step
+uses up the cache that it is given, so one that is broken off may leave none. Then the tokens are read
+again, which is possible where all of them are text: the pixels of earlier images are not kept.
+
+The steps are tiles to image tokens, and chunks of a prompt into the cache. All shapes are rounded
+up: see `chat`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable, Generator, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -54,6 +60,119 @@ class Pending:
         return cls(tokens[cached:], index, turn.tiles, *corners)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Conversation:
+    """What was said so far, as tokens, and the cache that has read (most of) them.
+
+    Attributes:
+      tokens: int32 [n], prompts and answers; the pad id at image positions.
+      is_text: bool [n], False at image positions.
+      cache: keys and values of the first `cached` tokens; None before the first turn, or where it
+        was lost. It is used up by the next turn: a conversation can be continued once.
+      cached: tokens that the cache holds.
+      turns: answers so far.
+    """
+
+    tokens: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int32))
+    is_text: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, bool))
+    cache: KVCache | None = None
+    cached: int = 0
+    turns: int = 0
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the cache is gone and tokens alone cannot make up for it: there were images."""
+        return self.cache is None and not self.is_text.all()
+
+    def check_usable(self) -> None:
+        """Raises ValueError where no turn can follow."""
+        if self.is_lost:
+            raise ValueError("this conversation's cache was used up; start a new chat")
+        if self.cache is not None and _is_used_up(self.cache):
+            raise ValueError("this conversation was continued already; go on from the later one")
+
+    def resumed(self, *caches: KVCache | None) -> Conversation:
+        """This conversation over the first of the caches that still exists, or else over none.
+
+        A cache may have read further than this conversation goes: what lies behind is forgotten.
+        """
+        for cache in caches:
+            if cache is None or _is_used_up(cache):
+                continue
+            have, want = int(cache.lengths[0]), len(self.tokens)
+            if have > want:
+                cache = dataclasses.replace(cache, lengths=jnp.array([want], jnp.int32))
+            return dataclasses.replace(self, cache=cache, cached=min(have, want))
+        return dataclasses.replace(self, cache=None, cached=0)
+
+
+def _is_used_up(cache: KVCache) -> bool:
+    """Whether a step was given the cache and put another in its place."""
+    return any(x.is_deleted() for x in jax.tree.leaves(cache))
+
+
+Pieces = Callable[["Answer"], Generator[str, None, None]]
+
+
+class Answer:
+    """An answer on its way: iterate over it once, for pieces of text as they come.
+
+    Attributes:
+      text: the pieces so far.
+      new_tokens: tokens so far, without the stop token.
+      begun: whether its first token has been chosen.
+      stopped: whether a stop token ended it; False while it is not complete.
+      cache: the newest cache, which may have read further than `new_tokens`; None before the first.
+    """
+
+    def __init__(self, pieces: Pieces, past: Conversation, asked: Conversation):
+        self._pieces, self._past, self._asked = pieces(self), past, asked
+        self.text, self.begun, self.stopped = "", False, False
+        self.new_tokens: list[int] = []
+        self.cache: KVCache | None = None
+
+    def __iter__(self) -> Iterator[str]:
+        if not self.begun:
+            self._past.check_usable()  # Another answer may have begun since.
+        for piece in self._pieces:
+            self.text += piece
+            yield piece
+
+    def take(self, tokens: list[int], *, stopped: bool) -> None:
+        """Adds tokens that were chosen."""
+        self.new_tokens += tokens
+        self.begun, self.stopped = True, stopped
+
+    @property
+    def conversation(self) -> Conversation:
+        """The conversation with this answer, which may have been left before its end.
+
+        Raises:
+          ValueError: nothing of the answer has been taken yet.
+        """
+        if not self.begun:
+            raise ValueError("the answer has not begun: iterate over it first")
+        added, asked = np.array(self.new_tokens, np.int32), self._asked
+        said = dataclasses.replace(
+            asked,
+            tokens=np.concatenate([asked.tokens, added]),
+            is_text=np.concatenate([asked.is_text, np.ones(len(added), bool)]),
+            turns=asked.turns + 1,
+        )
+        return said.resumed(self.cache)
+
+    def settle(self) -> Conversation:
+        """Ends the answer where it is; what a chat goes on from, also after an exception.
+
+        That is `conversation` if the answer has begun. Otherwise, and where the cache was lost with
+        images of this question, it is the conversation before the question.
+        """
+        self._pieces.close()
+        if self.begun and not (said := self.conversation).is_lost:
+            return said
+        return self._past.resumed(self.cache, self._past.cache)
+
+
 def cache_size(positions: int) -> int:
     """The bucket for so many positions: 256 times a power of two."""
     size = SMALLEST_CACHE
@@ -77,20 +196,17 @@ def room_for(cache: KVCache | None, positions: int, cfg: config.VLMConfig) -> KV
 
 def read(
     p: Tree, pending: Pending, cache: KVCache, cfg: config.VLMConfig
-) -> tuple[Float[Array, "B D"], KVCache]:
-    """Appends the pending positions; returns the last hidden state and the cache.
+) -> Iterator[tuple[Float[Array, "B D"], KVCache]]:
+    """Appends the pending positions; yields the last hidden state and the cache after each chunk.
 
-    The given cache is used up.
+    The given cache is used up, and so is each yielded one by the next chunk.
     """
     images = encode(p, pending.tiles, cfg)
-    count, hidden = len(pending.tokens), None
+    count = len(pending.tokens)
     for start in range(0, count, CHUNK):
-        stop = min(start + CHUNK, count)
-        prompts = _chunk(pending, start, stop)
+        prompts = _chunk(pending, start, min(start + CHUNK, count))
         hidden, cache = _append(p, prompts, images, cache, cfg=cfg)
-    if hidden is None:
-        raise ValueError("nothing to read: a turn has at least the marker of its answer")
-    return hidden, cache
+        yield hidden, cache
 
 
 def _chunk(pending: Pending, start: int, stop: int) -> generate.Prompts:

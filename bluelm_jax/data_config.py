@@ -7,6 +7,7 @@ of a view) are arguments of the functions that need them, so that they are writt
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from typing import Literal
 
@@ -39,6 +40,14 @@ class SentencePieceFile:
 
 
 TokenizerChoice = ByteTokens | TokenizerFile | SentencePieceFile
+
+
+def _check_whole(owner: object, *fields: str) -> None:
+    """Raises ValueError for the first of `fields` that is neither None nor a whole number."""
+    for field in fields:
+        value = getattr(owner, field)
+        whole = value is None or (isinstance(value, int) and not isinstance(value, bool))
+        check(owner, field, whole, "None or an int")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,6 +90,9 @@ class SourceConfig:
         for field in ("repeat", "first", "random"):
             value = getattr(self, field)
             check(self, field, value is None or value > 0, "None or > 0")
+        check(self, "weight", math.isfinite(self.weight), "finite")
+        check(self, "repeat", self.repeat is None or math.isfinite(self.repeat), "None or finite")
+        _check_whole(self, "first", "random")
         alone = self.repeat is None or self.weight == 1
         check(self, "repeat", alone, f"None beside weight = {self.weight}; give one of the two")
         alone = self.random is None or self.first is None
@@ -109,7 +121,9 @@ class Packing:
         than lookahead / tile_groups batches. 'first' puts each sample into the first row with room
         and closes a batch when `lookahead` samples wait; they are first in line for the next one.
       lookahead: samples that may wait. More wastes less and costs their memory, mostly their tiles.
-      max_samples_per_row: bound on the samples of one row; None for no bound.
+      max_samples_per_row: bound on the samples of one row; None for no bound. Where it binds, the
+        search of 'best' is exact as long as its table is small (`packing.MOST_BITS`); else it takes
+        at most about twice the time of a search without the bound, and mostly the same memory.
     """
 
     fit: Literal["best", "first"] = "best"
@@ -145,9 +159,9 @@ class DataConfig:
       packing: None puts one sample in each row.
       shuffle: shuffle each epoch, differently every time; False reads in file order.
       seed: seed of the shuffle.
-      epochs: passes over the data; None repeats for ever. A mixture by weight ends with the first
-        source that is through; one epoch of a mixture by repeat is all its samples, each as often as
-        its source says.
+      epochs: passes over the data; None repeats for ever. A mixture by weight ends where it
+        is the turn of a source that is through; one epoch of a mixture by repeat is all its
+        samples, each as often as its source says.
       drop_remainder: with finite epochs, leave out the last, incomplete batch; False fills it
         with empty rows.
       num_workers: processes that decode images; 0 works in this process.
@@ -208,6 +222,7 @@ class DataConfig:
         check(self, "max_names", self.max_names >= 0, ">= 0")
         check(self, "seed", 0 <= self.seed < 2**32, "in 0..2**32 - 1")
         check(self, "epochs", self.epochs is None or self.epochs > 0, "None or > 0")
+        _check_whole(self, "epochs")
         self._check_sources()
         self._check_choice("on_unreadable_image", *_SKIP, "replace_with_text_only")
         self._check_choice("on_overlong", "raise", "drop", "truncate_text")

@@ -31,7 +31,8 @@ def prepare(p: Tree, cfg: config.DecoderConfig, *, rows: int, dtype: DTypeLike) 
       cfg: the decoder.
       rows: rows that are decoded together. One row keeps kernels [in, out]; for more they are
         transposed. Both forms give right results for any number of rows.
-      dtype: dtype of the activations, to which the weights are cast here instead of at every step.
+      dtype: dtype of the activations, to which kernels and biases are cast here instead of at every
+        step. Norm scales stay as stored: `layers.rms_norm` multiplies by them in float32.
     """
     if is_prepared(p):
         return p
@@ -46,8 +47,8 @@ def is_prepared(p: Tree) -> bool:
 
 @functools.partial(jax.jit, static_argnames=("transposed", "dtype"))
 def _block(blocks: Tree, index: Int[Array, ""], *, transposed: bool, dtype: jnp.dtype) -> Tree:
-    w = jax.tree.map(lambda stacked: stacked[index].astype(dtype), blocks)
-    attn, mlp = w["attn"], w["mlp"]
+    w = jax.tree.map(lambda stacked: stacked[index], blocks)
+    attn, mlp = (jax.tree.map(lambda x: x.astype(dtype), w[part]) for part in ("attn", "mlp"))
 
     def fused(*parts: Tree) -> Tree:
         joined = {k: jnp.concatenate([part[k] for part in parts], axis=-1) for k in parts[0]}

@@ -58,9 +58,10 @@ class Connector(nn.Module):
             "downsampler": downsample.specs(self.cfg),
             "projector": downsample.projector_specs(self.cfg),
         }
-        weights = _declare(self, parts)
-        x = downsample.downsample(weights["downsampler"], features, self.cfg)
-        return downsample.project(weights["projector"], x, self.cfg)
+        # A part without weights, such as a pixel shuffle, is not in the tree.
+        weights = _declare(self, {name: specs for name, specs in parts.items() if specs})
+        x = downsample.downsample(weights.get("downsampler", {}), features, self.cfg)
+        return downsample.project(weights.get("projector", {}), x, self.cfg)
 
 
 class Decoder(nn.Module):

@@ -1,6 +1,6 @@
 """Batched generation over a KV cache: whole answers, or token by token as they come.
 
-`generate` is one compiled function: prompt, loop and all. `stream` yields tokens while the answer is
+`generate` is one compiled program: prompt, loop and all. `stream` yields tokens while the answer is
 made: `start` reads the prompts, `decode` goes a few steps a call with the state given back in place.
 Both loop over the same `steps.begin` and `steps.advance`, so they choose the same tokens.
 
@@ -18,6 +18,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt8
 
 from bluelm_jax import config, decoder, decoding, steps, vlm
@@ -91,7 +92,6 @@ def _read(
 _STATIC = ("cfg", "sampling", "stop")
 
 
-@functools.partial(jax.jit, static_argnames=_STATIC)
 def generate(
     p: Tree,
     prompts: Prompts,
@@ -103,9 +103,32 @@ def generate(
 ) -> Generated:
     """Continues every prompt until a stop token or max_new_tokens.
 
+    Args:
+      p: the weights.
+      prompts: what is continued.
+      key: seed of all draws.
+      cfg: the model.
+      sampling: how tokens are chosen.
+      stop: the token or tokens that end a row; an empty one lets all rows fill up.
+
     Raises:
-      ValueError: prompt and new tokens exceed the decoder's max_length.
+      ValueError: prompt and new tokens exceed the decoder's max_length, or a stop token is none of
+        the vocabulary.
     """
+    ids = steps.check_stop(stop, cfg.decoder.vocab_size)
+    return _generate(p, prompts, key, cfg=cfg, sampling=sampling, stop=ids)
+
+
+@functools.partial(jax.jit, static_argnames=_STATIC)
+def _generate(
+    p: Tree,
+    prompts: Prompts,
+    key: PRNGKeyArray,
+    *,
+    cfg: config.VLMConfig,
+    sampling: SamplingConfig,
+    stop: tuple[int, ...],
+) -> Generated:
     state = _read(p, prompts, key, cfg, sampling, stop)
     out = jnp.full((len(state.token), sampling.max_new_tokens), steps.filler(stop), jnp.int32)
     out = out.at[:, 0].set(state.token)
@@ -139,7 +162,7 @@ def start(
     *,
     cfg: config.VLMConfig,
     sampling: SamplingConfig,
-    stop: Stop,
+    stop: int | tuple[int, ...],
 ) -> State:
     """Reads the prompts and chooses the first token of each row; errors as for `generate`."""
     return _read(p, prompts, key, cfg, sampling, stop)
@@ -153,7 +176,7 @@ def decode(
     *,
     cfg: config.VLMConfig,
     sampling: SamplingConfig,
-    stop: Stop,
+    stop: int | tuple[int, ...],
     count: int,
 ) -> tuple[State, Int[Array, "B T"], Int[Array, ""]]:
     """Up to `count` further tokens of each row.
@@ -182,20 +205,21 @@ def follow(
     *,
     cfg: config.VLMConfig,
     sampling: SamplingConfig,
-    stop: Stop,
+    stop: int | tuple[int, ...],
     count: int = 4,
-) -> Iterator[tuple[State, np.ndarray]]:
-    """Goes on from a state of `begin`, yielding states and the new tokens, int32 [B, n].
+) -> Iterator[tuple[State, ArrayLike, ArrayLike]]:
+    """Goes on from a state of `begin`, yielding what `decode` returns.
 
-    The first pair holds the token that `begin` chose. A yielded state is used up by the next step.
+    The first triple holds the token that `begin` chose. What is yielded may still be computed: who
+    breaks off waiting for it has the state. A yielded state is used up by the next step.
     """
     shown = np.where(state.done, NOTHING, state.token)
-    yield state, shown[:, None].astype(np.int32)
+    yield state, shown[:, None].astype(np.int32), 1
     while int(state.step) < sampling.max_new_tokens and not bool(state.done.all()):
         state, out, filled = decode(
             p, state, key, cfg=cfg, sampling=sampling, stop=stop, count=count
         )
-        yield state, np.asarray(out)[:, : int(filled)]
+        yield state, out, filled
 
 
 def stream(
@@ -216,7 +240,8 @@ def stream(
     Args:
       count: steps a call of the compiled function. More save dispatches, fewer show a token sooner.
     """
-    state = start(p, prompts, key, cfg=cfg, sampling=sampling, stop=stop)
-    same = {"cfg": cfg, "sampling": sampling, "stop": stop, "count": count}
-    for _, tokens in follow(p, state, key, **same):
-        yield from tokens.T
+    ids = steps.check_stop(stop, cfg.decoder.vocab_size)
+    state = start(p, prompts, key, cfg=cfg, sampling=sampling, stop=ids)
+    same = {"cfg": cfg, "sampling": sampling, "stop": ids, "count": count}
+    for _, tokens, filled in follow(p, state, key, **same):
+        yield from np.asarray(tokens)[:, : int(np.asarray(filled))].T

@@ -15,15 +15,20 @@ from bluelm_jax import config, params
 from bluelm_jax.params import Tree
 
 
-def partition(tree: Tree, trainable: tuple[str, ...]) -> tuple[Tree, Tree]:
+def partition(
+    tree: Tree, trainable: tuple[str, ...], field: str = "trainable"
+) -> tuple[Tree, Tree]:
     """Splits a model tree by top-level part into (trainable, frozen).
+
+    Args:
+      field: what names the parts, for the error.
 
     Raises:
       ValueError: nothing of `trainable` is in the tree.
     """
     chosen = {k: v for k, v in tree.items() if k in trainable}
     if not chosen:
-        raise ValueError(f"trainable = {trainable}: the model has only {sorted(tree)}")
+        raise ValueError(f"{field} = {trainable}: the model has only {sorted(tree)}")
     return chosen, {k: v for k, v in tree.items() if k not in trainable}
 
 

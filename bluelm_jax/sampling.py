@@ -30,7 +30,11 @@ def mark_seen(
 
 
 def choose(scores: Float[Array, "B V"], key: PRNGKeyArray, cfg: SamplingConfig) -> Int[Array, "B"]:
-    """The next token of each row from its logits, by temperature, top-k and top-p."""
+    """The next token of each row from its logits, by temperature, top-k and top-p.
+
+    Ties at a border are cut as transformers cuts them: top-k goes by value, so every token as likely
+    as the k-th stays; top-p goes by rank, and of tokens as likely as each other the higher ids stay.
+    """
     if cfg.temperature == 0.0:
         return scores.argmax(-1).astype(jnp.int32)
     scores = scores / cfg.temperature
@@ -39,12 +43,22 @@ def choose(scores: Float[Array, "B V"], key: PRNGKeyArray, cfg: SamplingConfig) 
         kth = jax.lax.top_k(scores, k)[0][:, -1:]
         scores = jnp.where(scores < kth, -jnp.inf, scores)
     if cfg.top_p < 1.0:
-        ranked = jnp.sort(scores, axis=-1)[:, ::-1]
-        share = jax.nn.softmax(ranked, axis=-1)
-        # The first token that reaches p stays in: count the ranks whose mass before them is < p.
-        kept = (jnp.cumsum(share, axis=-1) - share < cfg.top_p).sum(-1, keepdims=True)
-        scores = jnp.where(scores < jnp.take_along_axis(ranked, kept - 1, -1), -jnp.inf, scores)
+        scores = _nucleus(scores, cfg.top_p)
     return jax.random.categorical(key, scores, axis=-1).astype(jnp.int32)
+
+
+def _nucleus(scores: Float[Array, "B V"], top_p: float) -> Float[Array, "B V"]:
+    """Logits without the tail of least likely tokens whose probability together is <= 1 - p.
+
+    Found by rank, from the least likely on. A threshold by value would keep all tokens that tie at
+    the border, which for a flat distribution is the whole vocabulary.
+    """
+    ids = jnp.broadcast_to(jnp.arange(scores.shape[1])[None], scores.shape)
+    ranked, ids = jax.lax.sort((scores, ids), dimension=1, is_stable=True, num_keys=1)
+    tail = jnp.cumsum(jax.nn.softmax(ranked, axis=-1), axis=-1) <= 1 - top_p
+    tail = tail.at[:, -1].set(False)  # One token always stays.
+    dropped = jnp.zeros_like(tail).at[jnp.arange(len(scores))[:, None], ids].set(tail)
+    return jnp.where(dropped, -jnp.inf, scores)
 
 
 def forbid(

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 
 from bluelm_jax.checks import check
+
+_COUNTS = ("max_new_tokens", "min_new_tokens", "top_k", "prefill_chunk")
+# Logits are divided by the temperature: far below this, float32 overflows and the draw is of NaN.
+_LEAST_TEMPERATURE = 1e-6
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -15,8 +20,8 @@ class SamplingConfig:
     Attributes:
       max_new_tokens: tokens generated at most, the stop token included.
       min_new_tokens: tokens before which no stop token is chosen.
-      temperature: 0 is greedy.
-      top_k: keep the k most likely tokens; 0 keeps all.
+      temperature: 0 is greedy; else at least 1e-6.
+      top_k: keep the k most likely tokens and those that tie with the k-th; 0 keeps all.
       top_p: keep the smallest set of tokens whose probability reaches p.
       repetition_penalty: divides the positive logits of tokens that the prompt or the answer holds
         already, and multiplies the negative ones (CTRL, Keskar et al. 2019, sec. 4.1); 1 leaves
@@ -33,10 +38,16 @@ class SamplingConfig:
     prefill_chunk: int = 0
 
     def __post_init__(self):
+        for field in _COUNTS:
+            value = getattr(self, field)
+            whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+            check(self, field, whole, "an integer")
+            object.__setattr__(self, field, int(value))  # NumPy's integers too.
         check(self, "max_new_tokens", self.max_new_tokens > 0, "> 0")
         at_most = f"in 0..{self.max_new_tokens}, max_new_tokens"
         check(self, "min_new_tokens", 0 <= self.min_new_tokens <= self.max_new_tokens, at_most)
-        check(self, "temperature", 0 <= self.temperature < math.inf, ">= 0")
+        usable = self.temperature == 0 or _LEAST_TEMPERATURE <= self.temperature < math.inf
+        check(self, "temperature", usable, f"0, or finite and >= {_LEAST_TEMPERATURE}")
         check(self, "top_k", self.top_k >= 0, ">= 0")
         check(self, "top_p", 0 < self.top_p <= 1, "in (0, 1]")
         check(self, "repetition_penalty", 0 < self.repetition_penalty < math.inf, "> 0")

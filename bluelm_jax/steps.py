@@ -7,6 +7,9 @@ last and chooses the next one. `generate` and `chat` are loops around them.
 from __future__ import annotations
 
 import dataclasses
+import operator
+from collections.abc import Iterable
+from typing import SupportsIndex
 
 import flax.struct
 import jax
@@ -18,7 +21,7 @@ from bluelm_jax.decoder import KVCache
 from bluelm_jax.params import Tree
 from bluelm_jax.sampling import SamplingConfig, choose, forbid, mark_seen, penalise
 
-Stop = int | tuple[int, ...]
+Stop = SupportsIndex | Iterable[SupportsIndex]
 
 
 @flax.struct.dataclass
@@ -80,8 +83,28 @@ def prefill(
 
 
 def stop_ids(stop: Stop) -> tuple[int, ...]:
-    """The stop tokens as a tuple."""
-    return (stop,) if isinstance(stop, int) else stop
+    """The stop tokens, one or any iterable of them (NumPy's integers too), as a tuple of ints.
+
+    Raises:
+      TypeError: something in it is not an integer.
+    """
+    if isinstance(stop, Iterable) and getattr(stop, "ndim", 1):  # A NumPy scalar array is one.
+        return tuple(operator.index(each) for each in stop)
+    return (operator.index(stop),)  # pyright: ignore[reportArgumentType]
+
+
+def check_stop(stop: Stop, vocab_size: int) -> tuple[int, ...]:
+    """`stop_ids`, checked against the vocabulary.
+
+    Raises:
+      TypeError: something in it is not an integer.
+      ValueError: an id is outside the vocabulary, so that it would never stop anything.
+    """
+    ids = stop_ids(stop)
+    for each in ids:
+        if not 0 <= each < vocab_size:
+            raise ValueError(f"stop token {each}: must be in 0..{vocab_size - 1}, the vocabulary")
+    return ids
 
 
 def _among(tokens: Int[Array, "*B"], stop: Stop) -> Bool[Array, "*B"]:

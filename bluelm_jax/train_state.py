@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from typing import Any
 
 import flax.struct
@@ -93,7 +94,15 @@ def _stored_weights(run: RunConfig, directory: str, mesh: Mesh) -> Tree:
     """What a run takes from a checkpoint; positions of another tile size are resized."""
     wanted, read = params.abstract(vlm.specs(run.model), mesh=mesh), checkpoints.restore_params
     if run.train.init_parts is not None:
-        wanted, _ = optim.partition(wanted, run.train.init_parts)
+        parts = run.train.init_parts
+        chosen, _ = optim.partition(wanted, parts, "TrainConfig.init_parts")
+        if absent := [part for part in parts if part not in chosen]:
+            warnings.warn(
+                f"TrainConfig.init_parts = {parts}: this model has no weights of "
+                f"{', '.join(absent)}, so nothing is taken for them",
+                stacklevel=2,
+            )
+        wanted = chosen
         read = checkpoints.restore_part
     stored = checkpoints.stored_params(directory).get("vision/position")
     place = wanted["vision"]["position"] if "vision" in wanted else None

@@ -87,7 +87,7 @@ def splice(
         weights = jnp.asarray(sequences.corner_weights, corners.dtype)
         picked = (corners * weights[..., None]).sum(axis=-2)
     x = jnp.where((index >= 0)[..., None], picked, text)
-    if cfg.newline:
+    if cfg.newline and "newline" in p:  # A language model alone has none, and no images.
         row_end = p["newline"][None, None].astype(x.dtype)
         x = jnp.where((index == NEWLINE)[..., None], row_end, x)
     return shard(x, "batch", "seq", "features")

@@ -6,6 +6,9 @@ r"""Trains and compares the variants of an ablation, and writes the report.
 Each variant and seed trains in `workdir`/<variant>[-seed<n>] from the same start with the same data
 order; finished arms are kept, an interrupted one continues. `--dry_run` prints what each arm's images
 become: tokens, row length, tiles a batch.
+
+`--only=vila,avg_pool` trains and compares these variants alone. They share their folders with the full
+plan; the report goes to `workdir`/only-vila-avg_pool, beside that of the full plan.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from experiments.results import RunInfo
 from gin_configs import command
 
 WORKDIR = flags.DEFINE_string("workdir", None, "Directory of all runs.", required=True)
+ONLY = flags.DEFINE_list("only", None, "Names of the variants to compare; default: all.")
 flags.adopt_module_key_flags(command)
 
 
@@ -47,9 +51,9 @@ def parameters(plan: Ablation) -> str:
     return ", ".join(f"{label} {count:,}" for label, count in counts.items())
 
 
-def design(plan: Ablation) -> str:
+def design(compared: str) -> str:
     """What the arms have in common."""
-    if plan.compared == "tiling scheme":
+    if compared == "tiling scheme":
         return (
             "All variants start from the same weights and see the same samples in the same steps."
         )
@@ -59,9 +63,15 @@ def design(plan: Ablation) -> str:
     )
 
 
-def run_info(plan: Ablation, seconds: float) -> RunInfo:
-    """How the results were made."""
+def run_info(plan: Ablation, seconds: float, whole: Ablation | None = None) -> RunInfo:
+    """How the results were made; `whole` is the plan that `plan` is a part of, if it is one."""
     base = plan.base
+    # Of one arm alone it cannot be told what is compared.
+    compared = (whole or plan).compared
+    config = {"parameters": parameters(plan), "template": base.data.template}
+    if whole is not None:
+        names = ", ".join(v.name for v in plan.variants)
+        config["variants"] = f"{names} (--only; {len(plan.variants)} of {len(whole.variants)})"
     return provenance.run_info(
         task=f"the samples of {plan.eval_source.path}",
         seeds=plan.seeds,
@@ -69,16 +79,38 @@ def run_info(plan: Ablation, seconds: float) -> RunInfo:
         tile_size=base.model.vision.tile_size,
         data={"held-out file": plan.eval_source.path},
         steps={"each variant": base.train.steps},
-        config={"parameters": parameters(plan), "template": base.data.template},
-        compared=plan.compared,
-        design=design(plan),
+        config=config,
+        compared=compared,
+        design=design(compared),
         commands=[provenance.command("experiments.ablate")],
     )
 
 
+def chosen_part(plan: Ablation) -> Ablation | None:
+    """The part of the plan that --only names, said in a line; None without the flag."""
+    if ONLY.value is None:
+        return None
+    part = ablation.select(plan, ONLY.value)
+    names = ", ".join(v.name for v in part.variants)
+    note = f"only {names}; compared with {part.subject}"
+    if part.subject != plan.subject:
+        note += f", as the plan's subject {plan.subject} is left out"
+    print(note)
+    return part
+
+
+def report_directory(workdir: Path, plan: Ablation, whole: Ablation | None) -> Path:
+    """Where the report goes: a part of a plan has a folder of its own beside the arms."""
+    if whole is None:
+        return workdir
+    return workdir / f"only-{'-'.join(v.name for v in plan.variants)}"
+
+
 def main() -> None:
     """Builds the ablation from gin and runs it."""
-    plan = command.build(Ablation)
+    full = command.build(Ablation)
+    part = chosen_part(full)
+    plan, whole = (full, None) if part is None else (part, full)
     if command.DRY_RUN.value:
         print(gin_setup.describe(plan.base))
         print(cli.model_summary(plan.base.model))
@@ -88,14 +120,15 @@ def main() -> None:
     ablation.check_held_out(plan)
     schemes, samples = ablation.run_ablation(plan, workdir)
     results = summarise.build_results(
-        run_info(plan, time.monotonic() - start), schemes,
+        run_info(plan, time.monotonic() - start, whole), schemes,
         references=[r.reference for r in samples], buckets=[r.bucket for r in samples],
         images=[r.image or "" for r in samples], subject=plan.subject,
         export_note="an ablation does not export",
     )  # fmt: skip
-    report.write_report(results, workdir, image_root=".")
+    folder = report_directory(workdir, plan, whole)
+    report.write_report(results, folder, image_root=".")
     print(report.table_text(results))
-    print(f"report: {workdir}/report.html")
+    print(f"report: {folder}/report.html")
 
 
 if __name__ == "__main__":

@@ -92,6 +92,24 @@ class Ablation:
         return "token downsampler" if len(tilings) == 1 else "variant"
 
 
+def select(plan: Ablation, names: Sequence[str]) -> Ablation:
+    """`plan` with the named variants alone, in its own order.
+
+    The first of them becomes the subject where the plan's is not among them.
+
+    Raises:
+      ValueError: a name that no variant has, or none at all.
+    """
+    known = [v.name for v in plan.variants]
+    unknown = [name for name in names if name not in known]
+    if unknown or not names:
+        wrong = f"no variant is named {', '.join(map(repr, unknown))}" if unknown else "no name"
+        raise ValueError(f"--only: {wrong}; the variants are {', '.join(known)}")
+    kept = tuple(v for v in plan.variants if v.name in names)
+    subject = plan.subject if plan.subject in names else kept[0].name
+    return dataclasses.replace(plan, variants=kept, subject=subject)
+
+
 def fit_room(run: RunConfig) -> RunConfig:
     """`run` with row length and tiles a group set to what its own batches need.
 

@@ -47,6 +47,30 @@ def progress_bar(description: str, total: int, done: int = 0) -> Iterator[Callab
         yield update
 
 
+_BYTES = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"), (1, "bytes"))
+_FLOPS = ((10**12, "TFLOP"), (10**9, "GFLOP"), (10**6, "MFLOP"), (10**3, "kFLOP"), (1, "FLOP"))
+
+
+def _unit(value: float, units: tuple[tuple[int, str], ...], least: float = 1) -> tuple[int, str]:
+    """The largest unit of which `value` holds `least` or more; the smallest where none."""
+    return next((unit for unit in units if value >= least * unit[0]), units[-1])
+
+
+def size_text(size: int) -> str:
+    """Bytes in words, such as '6.30 GB' or '12.40 kB'."""
+    scale, name = _unit(size, _BYTES)
+    return f"{size / scale:.2f} {name}" if scale > 1 else f"{size} {name}"
+
+
+@contextlib.contextmanager
+def byte_bar(description: str, size: int) -> Iterator[Callable[[int], None]]:
+    """A bar over bytes in a unit of which there are a hundred or more; yields update(bytes)."""
+    scale, name = _unit(size, _BYTES[1:], least=100)
+    # Rounded up, so that the last byte fills the bar.
+    with progress_bar(f"{description}, {name}", -(-size // scale)) as update:
+        yield lambda done: update(-(-done // scale))
+
+
 def model_summary(model: config.VLMConfig) -> str:
     """Parameters by part and tokens a view, one a line."""
     specs = vlm.specs(model)
@@ -71,11 +95,12 @@ def cost_summary(run: RunConfig) -> str:
     rows = run.data.batch_size // run.train.accumulation
     data = run.data
     tiles = data.tile_groups * data.tiles_per_group / data.batch_size
+    scale, unit = _unit(cost.forward_flops / rows, _FLOPS)
     return "\n".join(
         [
             f"a row of {data.seq_len:,} positions and {tiles:g} tiles (matrix products only)",
-            f"  forward      {cost.forward_flops / rows / 1e12:>15,.3f} TFLOP",
-            f"  step         {cost.step_flops / rows / 1e12:>15,.3f} TFLOP, recomputation included",
+            f"  forward      {cost.forward_flops / rows / scale:>15,.3f} {unit}",
+            f"  step         {cost.step_flops / rows / scale:>15,.3f} {unit}, recomputation included",
             f"  kept for the backward pass {cost.kept_bytes / rows / 2**20:,.1f} MiB",
         ]
     )

@@ -27,8 +27,8 @@ _STYLES = {
 _ISOLATE, _RELEASE = "\u2068", "\u2069"  # Right-to-left text stays within its own span.
 
 
-def render(view: View, *, color: bool, width: int) -> str:
-    """The rows of a batch as lines of at most `width` columns."""
+def render(view: View, *, color: bool, width: int | None) -> str:
+    """The rows of a batch as lines of at most `width` columns; None does not break them."""
     lines = [_legend(color), Text(f"batch {view.number}", _STYLES["head"])]
     for row in view.rows:
         lines += _row(row, color)
@@ -46,7 +46,8 @@ def render(view: View, *, color: bool, width: int) -> str:
         legacy_windows=False,
     )
     for line in lines:
-        console.print(line, overflow="fold", soft_wrap=False)
+        overflow = "fold" if width else "ignore"
+        console.print(line, overflow=overflow, soft_wrap=width is None)
     return stream.getvalue()
 
 

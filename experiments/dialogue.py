@@ -53,10 +53,10 @@ class Dialogue:
         elif word == "/help":
             print(HELP, flush=True)
         elif word == "/images":
-            print("\n".join(self._images) or "no images wait", flush=True)
+            write(("\n".join(self._images) or "no images wait") + "\n")
         elif word == "/history":
             for question, answer in self._history:
-                print(f"> {question}\n{answer}", flush=True)
+                write(f"> {question}\n{answer}\n")
         else:
             raise ValueError(f"unknown command {word}; /help lists them")
 
@@ -69,19 +69,29 @@ class Dialogue:
 
     def ask(self, question: str) -> None:
         """Prints the answer to a question; the waiting images go with it."""
-        images, self._images = self._images, []
+        images, before = self._images, self._past.turns
         answer = self._model.ask(self._past, question, images, sampling=self._how, seed=self._seed)
-        show(answer)
-        self._past = answer.conversation
-        marks = "".join(f"[{path}] " for path in images)
-        self._history.append((marks + question, answer.text))
+        try:
+            show(answer)
+        finally:  # An answer that broke off stands as far as it came, here as in `api.Session`.
+            self._past = answer.settle()
+            if self._past.turns > before:
+                self._images = []
+                marks = "".join(f"[{path}] " for path in images)
+                self._history.append((marks + question, answer.text))
 
 
 def show(answer: chat.Answer) -> None:
     """Prints an answer as it comes."""
     for piece in answer:
-        print(piece, end="", flush=True)
-    print(flush=True)
+        write(piece)
+    write("\n")
+
+
+def write(text: str) -> None:
+    """Prints without a line end; "?" for what the encoding of standard output lacks."""
+    encoding = sys.stdout.encoding or "utf-8"
+    print(text.encode(encoding, errors="replace").decode(encoding), end="", flush=True)
 
 
 def lines() -> Iterator[str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
-import warnings
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
@@ -17,7 +18,7 @@ from bluelm_jax.checks import check, check_positive
 from bluelm_jax.data import batching, images, sources
 from bluelm_jax.data import tokenizer as tokenizers
 from bluelm_jax.data.counters import Counters
-from bluelm_jax.data.examples import Example
+from bluelm_jax.data.examples import LEFT_OUT, Example
 from bluelm_jax.data.image_bytes import ImageBytes
 from bluelm_jax.data.opening import open_records
 from bluelm_jax.data.pipeline import Pipeline
@@ -69,16 +70,28 @@ class Reading:
         return bool(metrics.exact_match(self.prediction, self.reference))
 
 
-def eval_run(run: RunConfig, source: SourceConfig, batch_size: int) -> RunConfig:
-    """`run` over the samples of `source`, in order, once, with room for every one of them."""
+def eval_run(
+    run: RunConfig, source: SourceConfig, batch_size: int, new_tokens: int = 1
+) -> RunConfig:
+    """`run` over the prompts of `source`, in order, once, with room for those that the model holds.
+
+    Raises:
+      ValueError: the model's `max_length` has no room for a prompt and `new_tokens`.
+    """
+    most = run.model.decoder.max_length - new_tokens
+    if most <= 0:
+        raise ValueError(
+            f"SamplingConfig.max_new_tokens = {new_tokens}: leaves no room for a prompt within the "
+            f"model's max_length = {run.model.decoder.max_length}"
+        )
     data = dataclasses.replace(
         run.data, sources=(source,), shuffle=False, epochs=1, batch_size=batch_size, packing=None,
         tile_groups=1, num_workers=0, seq_len=run.model.decoder.max_length,
         tiles_per_group=1, drop_remainder=False,
     )  # fmt: skip
     train = dataclasses.replace(run.train, accumulation=1)
-    room = Pipeline(data, side=run.token_side).measure()
-    length = min(room.max_length, run.model.decoder.max_length)  # Longer ones are named when read.
+    room = Pipeline(data, side=run.token_side).measure(prompts=True)
+    length = min(room.max_length, most)  # Longer ones are named when read.
     data = dataclasses.replace(data, seq_len=length, tiles_per_group=room.tiles_per_group)
     return dataclasses.replace(run, data=data, train=train)
 
@@ -90,9 +103,12 @@ def to_prompts(arrays: Mapping[str, np.ndarray]) -> generate.Prompts:
 
 
 def prompt_batches(
-    run: RunConfig, limit: int
+    run: RunConfig, limit: int, counters: Counters | None = None, new_tokens: int = 1
 ) -> Iterator[tuple[Sequence[Example], generate.Prompts]]:
-    """Prompts of `run.data`, batch by batch; the last batch is filled with empty rows."""
+    """Prompts of `run.data`, batch by batch; missing prompts are empty rows.
+
+    `counters` counts and names what is left out or changed.
+    """
     pipeline = Pipeline(run.data, side=run.token_side)
     shape = pipeline.shape
     waiting: list[Example] = []
@@ -101,27 +117,30 @@ def prompt_batches(
         arrays = batching.batch_prompts(waiting, shape)
         return list(waiting), to_prompts(arrays)
 
-    counters = Counters(run.data.max_names)
-    for i, prompt in enumerate(pipeline.prompts(counters=counters)):
-        if limit and i >= limit:
-            break
-        waiting.append(prompt)
-        if len(waiting) == shape.batch_size:
+    found = pipeline.prompts(counters=counters, answered=True, new_tokens=new_tokens)
+    for prompt in itertools.islice(found, limit or None):
+        # Samples with bad pixels were measured too; without them, batches have other mates.
+        tiles = prompt.num_views + sum(each.num_views for each in waiting)
+        if len(waiting) == shape.batch_size or tiles > shape.tiles_per_group:
             yield batch()
             waiting = []
+        waiting.append(prompt)
     if waiting:
         yield batch()
-    if counters.counts:
-        warnings.warn(f"not read as they are: {counters.report()}", stacklevel=2)
 
 
 def predictions(
-    weights: Tree, run: RunConfig, cfg: EvalConfig, progress: Callable[[int], None] | None = None
+    weights: Tree,
+    run: RunConfig,
+    cfg: EvalConfig,
+    counters: Counters,
+    progress: Callable[[int], None] | None = None,
 ) -> tuple[list[Example], list[str], list[bool]]:
     """Prompts, generated texts, and whether each stopped by itself."""
     tokenizer = tokenizers.load(run.data.tokenizer)
     prompts, texts, stopped = [], [], []
-    for examples, batch in prompt_batches(run, cfg.limit):
+    new = cfg.sampling.max_new_tokens
+    for examples, batch in prompt_batches(run, cfg.limit, counters, new):
         out = generate.generate(
             weights, batch, jax.random.key(0), cfg=run.model, sampling=cfg.sampling,
             stop=stop_token(run),
@@ -132,7 +151,7 @@ def predictions(
             texts.append(tokenizer.decode(tokens[i, : lengths[i]].tolist()))
             stopped.append(bool(out.stopped[i]))
         if progress is not None:
-            progress(len(prompts))
+            progress(len(prompts) + (0 if cfg.limit else left_out(counters)))
     return prompts, texts, stopped
 
 
@@ -158,10 +177,24 @@ def evaluate(
     source: SourceConfig,
     cfg: EvalConfig,
     progress: Callable[[int], None] | None = None,
+    counters: Counters | None = None,
 ) -> list[Reading]:
-    """Reads every sample of `source` with the model; `run` tells tiling, template and tokenizer."""
-    run = eval_run(run, source, cfg.batch_size)
-    prompts, texts, stopped = predictions(weights, run, cfg, progress)
+    """Reads every sample of `source` with the model; `run` tells tiling, template and tokenizer.
+
+    What the run's policies leave out or change is said on stderr and counted in `counters`.
+
+    Raises:
+      ValueError: no sample is left to read, or a policy is to raise for one.
+    """
+    run = eval_run(run, source, cfg.batch_size, cfg.sampling.max_new_tokens)
+    counters = Counters(run.data.max_names) if counters is None else counters
+    prompts, texts, stopped = predictions(weights, run, cfg, counters, progress)
+    if not prompts:
+        raise ValueError(f"no sample of {source.path} is left to read: {counters.report()}")
+    if progress is not None:
+        progress(num_samples(source, cfg))
+    if counters.counts:
+        print(f"left out or changed: {counters.report()}", file=sys.stderr)
     _warn_of_short_answers(prompts, run, cfg)
     records = open_records(source, run.data.seed)
     index = _records_by_name(records)
@@ -185,10 +218,10 @@ def _warn_of_short_answers(prompts: Sequence[Example], run: RunConfig, cfg: Eval
     tokenizer, room = tokenizers.load(run.data.tokenizer), cfg.sampling.max_new_tokens
     longer = [p.name for p in prompts if len(tokenizer.encode(p.reference)) + 1 > room]
     if longer:
-        warnings.warn(
+        print(
             f"SamplingConfig.max_new_tokens = {room} is too short for the references of "
             f"{len(longer)} of {len(prompts)} samples, such as {longer[0]}",
-            stacklevel=3,
+            file=sys.stderr,
         )
 
 
@@ -223,6 +256,11 @@ def scores(readings: Sequence[Reading]) -> dict[str, float]:
         "tokens": float(np.mean([r.tokens for r in readings])),
         "unfinished": int(sum(not r.stopped for r in readings)),
     }
+
+
+def left_out(counters: Counters) -> int:
+    """Samples that were not read."""
+    return sum(counters.counts.get(reason, 0) for reason in LEFT_OUT)
 
 
 def num_samples(source: SourceConfig, cfg: EvalConfig) -> int:

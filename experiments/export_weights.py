@@ -20,7 +20,7 @@ from absl import flags
 from bluelm_jax.weights import exporting, hf_export
 from bluelm_jax.weights.importing import Keep
 from experiments import cli
-from gin_configs import command
+from gin_configs import command, errors
 
 RUN = flags.DEFINE_string("run", None, "Directory of the run.", required=True)
 OUT = flags.DEFINE_string("out", None, "Folder to make; must not exist.", required=True)
@@ -32,20 +32,20 @@ AS = flags.DEFINE_enum(
     "Model type of the language model.",
 )  # fmt: skip
 SHARD_GB = flags.DEFINE_float("shard_gb", 5.0, "Gigabytes of one safetensors file.", lower_bound=0)
-MEGABYTE = 10**6
 
 
+@errors.starts_anew()
 def main() -> None:
     """Exports and says what there is."""
     run, dtype = Path(RUN.value), cast(Keep, DTYPE.value)
     total = exporting.total_bytes(run, dtype)
-    with cli.progress_bar("exporting, MB", total // MEGABYTE) as update:
+    with cli.byte_bar("exporting", total) as update:
         sizes = exporting.export_run(
             run, Path(OUT.value), dtype=dtype, kind=cast(hf_export.Kind, AS.value),
-            max_bytes=int(SHARD_GB.value * 1e9), progress=lambda done: update(done // MEGABYTE),
+            max_bytes=int(SHARD_GB.value * 1e9), progress=update,
         )  # fmt: skip
     for name, size in sizes.items():
-        print(f"{OUT.value}/{name}: {size / 1e9:.3f} GB of weights")
+        print(f"{OUT.value}/{name}: {cli.size_text(size)} of weights")
 
 
 if __name__ == "__main__":

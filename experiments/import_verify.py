@@ -6,6 +6,7 @@ logits of fixed token ids, the tower for features of random pixels.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import os
@@ -26,22 +27,48 @@ from bluelm_jax.weights.importing import Sources
 LENGTH, ROWS, TILES = 33, 2, 2
 
 
-def verify(out: Path, sources: Sources) -> str:
-    """Lines with the largest differences, or why there are none."""
+@dataclasses.dataclass(frozen=True)
+class Verified:
+    """Lines with the largest differences or why there are none; whether every part was compared."""
+
+    text: str
+    complete: bool
+
+
+class _NotVerifiedError(Exception):
+    """A part that cannot be compared; the message says which and why."""
+
+
+def verify(out: Path, sources: Sources) -> Verified:
+    """Compares the language model and the tower that were imported.
+
+    Args:
+      out: the imported run folder.
+      sources: what it was imported from.
+    """
+    if not (sources.llm or sources.vision):
+        return Verified("not verified: neither a language model nor a tower was imported", False)
     try:
         torch = importlib.import_module("torch")
         transformers = importlib.import_module("transformers")
     except ImportError as e:
-        return f"not verified: {e} (install torch and transformers in this environment)"
+        why = f"not verified: {e} (install torch and transformers in this environment)"
+        return Verified(why, False)
     transformers.logging.set_verbosity_error()
     run = serialize.load_run_config(out)
-    lines = []
+    model = run.model
+    parts = [(_decoder, sources.llm, model.decoder), (_vision, sources.vision, model.vision)]
+    lines, complete = [], True
     with torch.no_grad():
-        if sources.llm:
-            lines.append(_decoder(torch, transformers, out, sources.llm, run.model.decoder))
-        if sources.vision:
-            lines.append(_vision(torch, transformers, out, sources.vision, run.model.vision))
-    return "\n".join(lines)
+        for compare, folder, cfg in parts:
+            if folder is None:
+                continue
+            try:
+                lines.append(compare(torch, transformers, out, folder, cfg))
+            except _NotVerifiedError as e:
+                lines.append(str(e))
+                complete = False
+    return Verified("\n".join(lines), complete)
 
 
 def _restored(out: Path, part: str, specs: Any) -> Any:
@@ -56,7 +83,8 @@ def _decoder(torch: Any, transformers: Any, out: Path, folder: Folder, cfg: Any)
         with _readable(folder, cfg) as path:
             model = getattr(transformers, auto).from_pretrained(path, dtype=torch.float32)
     except (ValueError, KeyError, OSError) as e:
-        return f"language model not verified: transformers cannot load it: {_first_line(e)}"
+        why = f"language model not verified: transformers cannot load it: {_first_line(e)}"
+        raise _NotVerifiedError(why) from e
     theirs = model.eval()(torch.from_numpy(tokens.astype(np.int64))).logits.numpy()
     del model
     weights = _restored(out, "decoder", decoder.specs(cfg))
@@ -74,11 +102,14 @@ def _decoder(torch: Any, transformers: Any, out: Path, folder: Folder, cfg: Any)
 def _vision(torch: Any, transformers: Any, out: Path, folder: Folder, cfg: Any) -> str:
     native = folder.vision_config()
     if cfg.tile_size != native.tile_size:
-        return f"tower not verified: its positions were resized for tiles of {cfg.tile_size} pixels"
+        raise _NotVerifiedError(
+            f"tower not verified: its positions were resized for tiles of {cfg.tile_size} pixels"
+        )
     try:
         model = transformers.AutoModel.from_pretrained(folder.path, dtype=torch.float32)
     except (ValueError, KeyError, OSError) as e:
-        return f"tower not verified: transformers cannot load it: {_first_line(e)}"
+        why = f"tower not verified: transformers cannot load it: {_first_line(e)}"
+        raise _NotVerifiedError(why) from e
     tower = model
     for name in ("vision_model", "vision_tower"):  # Of models with text.
         tower = getattr(tower, name, tower)

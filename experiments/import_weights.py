@@ -13,6 +13,7 @@ model, the result answers text only.
 from __future__ import annotations
 
 import dataclasses
+import sys
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,7 +25,7 @@ from bluelm_jax.weights import importing, model_config, tokenizer_files
 from bluelm_jax.weights.folder import Folder
 from bluelm_jax.weights.importing import Report, Sources
 from experiments import cli, gin_setup, import_verify
-from gin_configs import binding, command
+from gin_configs import binding, command, errors
 
 VISION = flags.DEFINE_string("vision", None, "Folder of a SigLIP model or vision tower.")
 LLM = flags.DEFINE_string("llm", None, "Folder of a language model.")
@@ -41,7 +42,6 @@ SYSTEM = flags.DEFINE_string("system", None, "System message of every conversati
 VERIFY = flags.DEFINE_bool("verify", False, "Compare outputs with transformers, where installed.")
 flags.adopt_module_key_flags(command)
 DEFAULTS = "gin_configs/weights/import.gin"
-MEGABYTE = 10**6
 
 
 def open_sources() -> Sources:
@@ -79,6 +79,8 @@ def with_text(run: RunConfig, found: tokenizer_files.Found | None, given: bool) 
     --template comes first, then the template of a given run, then what the folder looks like.
     """
     changes: dict[str, Any] = {} if SYSTEM.value is None else {"system": SYSTEM.value}
+    if SYSTEM.value is None and found and found.system and not given:
+        changes["system"] = found.system
     if found and found.choice:
         changes["tokenizer"] = found.choice
     template = TEMPLATE.value or (found.template if found and not given else None)
@@ -87,11 +89,27 @@ def with_text(run: RunConfig, found: tokenizer_files.Found | None, given: bool) 
     run = dataclasses.replace(run, data=dataclasses.replace(run.data, **changes))
     if found:
         tokenizer_files.check_fits(found, run.data.template, run.model.decoder.vocab_size)
-        if not (TEMPLATE.value or given or found.template):
-            print(f"no known chat template in the folder: using {run.data.template!r} (--template)")
-        if not found.choice:
-            print("no tokenizer.json or tokenizer.model in the folder: the run has byte tokens")
+        print(text_summary(run, found, given))
     return run
+
+
+def text_summary(run: RunConfig, found: tokenizer_files.Found, given: bool) -> str:
+    """Which template and tokenizer the run has, and why."""
+    template = f"{run.data.template!r} (--template)"
+    if found.template == run.data.template:
+        template = f"{run.data.template!r}, recognised in the folder"
+    elif not TEMPLATE.value:
+        template = f"{run.data.template!r}, of --gin_file"
+    line = f"template: {template}"
+    if not (TEMPLATE.value or given or found.template):
+        line = f"no known chat template in the folder: using {run.data.template!r} (--template)"
+    if not found.choice:
+        return (
+            f"{line}\nno tokenizer.json or tokenizer.model in the folder: the run has byte tokens"
+        )
+    roles = ((role, getattr(found.choice, role, None)) for role in ("bos", "eos", "pad"))
+    tokens = "".join(f", {role} {token!r}" for role, token in roles if token)
+    return f"{line}\ntokenizer: {found.path}{tokens}"
 
 
 def plan_run(sources: Sources) -> tuple[RunConfig, tokenizer_files.Found | None, int | None]:
@@ -109,7 +127,7 @@ def plan_run(sources: Sources) -> tuple[RunConfig, tokenizer_files.Found | None,
 
 def summary(out: Path, report: Report) -> str:
     """What was imported, what was drawn, what was left out, what looks wrong."""
-    lines = [f"{out}: {report.size / 1e9:.2f} GB of weights"]
+    lines = [f"{out}: {cli.size_text(report.size)} of weights"]
     lines += [f"  {part:<12} {n:>15,}   {how}" for part, (n, how) in report.parts.items()]
     if report.unused:
         some = ", ".join(report.unused[:3])
@@ -125,6 +143,7 @@ def summary(out: Path, report: Report) -> str:
     return "\n".join(lines)
 
 
+@errors.starts_anew()
 def main() -> None:
     """Imports, and verifies if asked to."""
     if not (VISION.value or LLM.value or CONNECTOR.value):
@@ -138,11 +157,15 @@ def main() -> None:
         return
     files = {found.path.name: found.path} if found and found.path else {}
     out = Path(OUT.value)
-    with cli.progress_bar("importing, MB", prepared.size // MEGABYTE) as update:
-        report = importing.write(out, prepared, files, lambda done: update(done // MEGABYTE))
+    with cli.byte_bar("importing", prepared.size) as update:
+        report = importing.write(out, prepared, files, update)
     print(summary(out, report))
     if VERIFY.value:
-        print(import_verify.verify(out, sources))
+        verified = import_verify.verify(out, sources)
+        print(verified.text)
+        if not verified.complete:
+            print(f"error: --verify: not verified, see above; {out} is written", file=sys.stderr)
+            sys.exit(1)
 
 
 if __name__ == "__main__":

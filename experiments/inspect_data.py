@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import sys
 
 from absl import flags
 
@@ -27,7 +28,12 @@ SKIP = flags.DEFINE_integer("skip", 0, "Batches to pass over first.", lower_boun
 BATCHES = flags.DEFINE_integer("batches", 1, "Batches to show.", lower_bound=1)
 HTML = flags.DEFINE_string("html", None, "File to write the last batch to, as a page.")
 COLOR = flags.DEFINE_enum("color", "auto", ["auto", "always", "never"], "Colours.")
-WIDTH = flags.DEFINE_integer("width", 0, "Columns; 0: those of the terminal.", lower_bound=0)
+WIDTH = flags.DEFINE_integer(
+    "width",
+    0,
+    "Columns; 0: those of the terminal, and no limit where there is none.",
+    lower_bound=0,
+)
 for _module in (command, data_flags):
     flags.adopt_module_key_flags(_module)
 
@@ -38,7 +44,9 @@ def main() -> None:
     """Shows the data of the run that the flags name."""
     chosen = data_flags.chosen()
     viewer = data_view.Viewer(_bounded(chosen.data), side=chosen.side)
-    width = WIDTH.value or shutil.get_terminal_size().columns
+    # In a pipe or file lines stay whole, for grep and editors.
+    terminal = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    width = WIDTH.value or terminal
     view = None
     for view in viewer.views(SKIP.value, BATCHES.value):
         print(data_terminal.render(view, color=data_terminal.use_color(COLOR.value), width=width))

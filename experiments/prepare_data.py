@@ -20,6 +20,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 import shutil
 import sys
 from typing import Any
@@ -27,10 +28,11 @@ from typing import Any
 from absl import app, flags, logging
 
 from bluelm_jax.data import shard_writer
-from bluelm_jax.data.array_records import FORMAT, MANIFEST, VERSION
-from bluelm_jax.data.opening import open_all
+from bluelm_jax.data.array_records import FORMAT, MANIFEST, VERSION, read_manifest
+from bluelm_jax.data.opening import matching, open_all
+from bluelm_jax.data.plans import UnreadableImageError
 from bluelm_jax.data.shard_writer import PROGRESS, Job
-from bluelm_jax.data.sources import Records
+from bluelm_jax.data.sources import InvalidRecordError, Records
 from bluelm_jax.data_config import SourceConfig
 from experiments.shard_workers import write_shards
 from gin_configs.errors import guarded
@@ -85,7 +87,7 @@ def _job(out: pathlib.Path) -> tuple[Job, Records]:
     job = Job(
         source=source,
         out=str(out),
-        name=FLAGS.name or source.label,
+        name=FLAGS.name or plain_name(source.label),
         shards=shards,
         embed_images=FLAGS.embed_images,
         on_invalid_record=FLAGS.on_invalid_record,
@@ -93,6 +95,31 @@ def _job(out: pathlib.Path) -> tuple[Job, Records]:
         max_names=FLAGS.max_names,
     )
     return job, records
+
+
+def plain_name(label: str) -> str:
+    """A label as a file name; that of a pattern, `part-*`, is `part`."""
+    return re.sub(r"[^\w.+=@ -]+", "_", label).strip("_-. ") or "records"
+
+
+def check_names(path: str, out: pathlib.Path, name: str | None) -> None:
+    """Looks at the flags before anything is written.
+
+    Raises:
+      ValueError: `--name` is no plain file name; `--out` is or lies in what `--in` names.
+    """
+    if name and (re.search(r'[/\\*?\[\]:"<>|\0-\37]', name) or name.startswith(".")):
+        raise ValueError(f"--name={name!r}: must be a plain file name, without / * ? [ ]")
+    target = out.resolve()
+    found = matching(path)
+    inputs = {pathlib.Path(each).resolve() for each in found if pathlib.Path(each).is_dir()}
+    if found != [path]:
+        inputs |= {pathlib.Path(each).resolve().parent for each in found} & {target}
+    for folder in inputs:
+        if folder == target or folder in target.parents:
+            raise ValueError(
+                f"--out={out}: lies in --in={path}, which would change; choose another"
+            )
 
 
 def plan(job: Job, count: int) -> dict[str, Any]:
@@ -118,22 +145,50 @@ def make_folder(out: pathlib.Path) -> None:
         raise ValueError(f"{out}: not empty ({found[0]}, ...); choose another --out")
 
 
+def read_plan(path: pathlib.Path) -> dict[str, Any]:
+    """What a command before this one wrote; ValueError if it is something else."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError(f"an object is expected, got {type(found).__name__}")
+    except ValueError as error:
+        raise ValueError(
+            f"{path}: damaged ({error}); remove the folder of --out or choose another"
+        ) from error
+    if path.name == MANIFEST:
+        read_manifest(str(path.parent))
+    return found
+
+
+def nothing_finished(out: pathlib.Path) -> bool:
+    """Whether an unfinished folder holds no whole shard yet."""
+    return not (out / MANIFEST).is_file() and not any(out.glob("*.array_record"))
+
+
 def check_plan(out: pathlib.Path, wanted: dict[str, Any]) -> None:
     """Writes the plan of a new folder, and refuses one of another plan.
+
+    A folder in which no shard was finished counts as new. An unfinished one goes on with a policy
+    that leaves out where it raised before: its whole shards left nothing out.
 
     Raises:
       ValueError: the folder holds shards of other input or flags.
     """
     progress, manifest = out / PROGRESS, out / MANIFEST
     plans = [path for path in (progress / "plan.json", manifest) if path.is_file()]
-    if not plans:
+    for partial in out.glob("*.array_record.*partial"):  # Of a command that was killed.
+        partial.unlink()
+    if not plans or nothing_finished(out):
         shard_writer.write_json(progress / "plan.json", wanted)
         return
-    before = json.loads(plans[0].read_text(encoding="utf-8"))
+    before = read_plan(plans[0])
     changed = [key for key in wanted if before.get(key) != wanted[key] and key != "input"]
     if before.get("input", {}).get("sha256") != wanted["input"]["sha256"]:
         changed.insert(0, "input")
-    if changed:
+    leaves_out = all((before.get(key), wanted[key]) == ("raise", "skip") for key in changed)
+    if leaves_out and not manifest.is_file():
+        shard_writer.write_json(progress / "plan.json", wanted)
+    elif changed:
         shown = "; ".join(f"{key} {before.get(key)!r} -> {wanted[key]!r}" for key in changed)
         raise ValueError(f"{out}: made otherwise: {shown}. Choose another --out or remove it")
     if manifest.is_file():  # Finished once: its notes come back, in case a shard was damaged since.
@@ -170,11 +225,17 @@ def main(argv: list[str]) -> None:
     if argv[1:]:
         raise ValueError(f"unexpected arguments {argv[1:]}; options start with --")
     out = pathlib.Path(FLAGS.out)
+    check_names(FLAGS["in"].value, out, FLAGS.name)  # type: ignore[arg-type] (--in is required)
     make_folder(out)
     job, records = _job(out)
     wanted = plan(job, len(records))
     check_plan(out, wanted)
-    notes = write_shards(job, records, FLAGS.workers)
+    try:
+        notes = write_shards(job, records, FLAGS.workers)
+    except UnreadableImageError as error:
+        raise ValueError(f"{error} (--on_unreadable_image=skip leaves such samples out)") from error
+    except InvalidRecordError as error:
+        raise ValueError(f"{error} (--on_invalid_record=skip leaves such records out)") from error
     finish(out, wanted, notes)
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import concurrent.futures
 import multiprocessing
-import signal
 from collections.abc import Callable, Collection
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 import tqdm
 
-from bluelm_jax.data import shard_writer
+from bluelm_jax.data import shard_writer, worker_process
 from bluelm_jax.data.shard_writer import Job, ShardWriter, Stopped
 from bluelm_jax.data.sources import Records
 
@@ -101,7 +100,7 @@ _state: tuple[Job, ShardWriter, Any, Any] | None = None
 
 def _start_worker(job: Job, writer: ShardWriter, done: Any, stop: Any) -> None:
     global _state
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The main process says when to stop.
+    worker_process.follow_parent()  # Which says when to stop.
     _state = (job, writer, done, stop)
 
 

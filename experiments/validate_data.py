@@ -47,7 +47,10 @@ def main() -> None:
         return
     chosen = data_flags.chosen()
     if REPORT.value is not None:
-        validation_report.check_target(REPORT.value, [s.path for s in chosen.data.sources])
+        inputs = [source.path for source in chosen.data.sources]
+        inputs += filter(None, [getattr(chosen.data.tokenizer, "path", None)])
+        inputs += command.GIN_FILE.value or []
+        validation_report.check_target(REPORT.value, inputs)
     options = validation.Options(
         decode=DECODE.value,
         limit=LIMIT.value,

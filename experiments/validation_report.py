@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import glob
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -135,11 +136,32 @@ def _findings_path(path: str) -> Path:
 
 
 def check_target(path: str, sources: Sequence[str]) -> None:
-    """Raises ValueError if a report would be written over a file that it is about."""
+    """Raises ValueError if a report cannot be written there, or would be written over other data.
+
+    Args:
+      path: of the report.
+      sources: what the check reads: files, folders, whose inside is theirs, and patterns.
+    """
+    if Path(path).is_dir():
+        raise ValueError(f"--report={path}: a folder; name a file in it, such as check.json")
     for target in (Path(path), _findings_path(path)):
+        real = target.resolve()
         for source in sources:
-            if target.resolve() == Path(source).resolve():
+            names = [source, *(glob.glob(source) if glob.has_magic(source) else [])]
+            if any(real.is_relative_to(Path(name).resolve()) for name in names):
                 raise ValueError(f"--report={path}: would write over the data in {source}")
+        if target.is_dir():
+            raise ValueError(f"--report={path}: {target} is a folder")
+        if target.exists() and not _may_be_report(target):
+            raise ValueError(f"--report={path}: {target} exists and is no report")
+
+
+def _may_be_report(path: Path) -> bool:
+    """Whether a file is empty or starts as reports do, so not an image or array of records."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(1) in (b"", b"{")
 
 
 @contextlib.contextmanager

@@ -29,6 +29,14 @@ ROOT = Path(__file__).resolve().parents[1]
 # Gin would also look inside Python packages, and breaks on folders that are none, like gin_configs.
 del gin_internals._FILE_READERS[1:]
 
+# A file that describes one, for who gave none.
+_EXAMPLES = {
+    "RunConfig": "gin_configs/train/bluelm_v_stage1.gin",
+    "Ablation": "gin_configs/ablations/reading_downsamplers.gin",
+    "Quickstart": "gin_configs/quickstart.gin",
+    "ExportConfig": "gin_configs/export/quickstart.gin",
+}
+
 
 class ConfigError(ValueError):
     """A gin file or binding that is wrong; the message says which and what would be right."""
@@ -118,6 +126,8 @@ def build(
         )
         result = _BUILDERS[root]()
     except Exception as e:  # gin raises whatever the configured code raises, with its own notes
+        if not files and _lacks_values(e):
+            raise ConfigError(_no_file(root, e, bindings)) from e
         raise ConfigError(_explain(e, bindings)) from e
     unused = unused_bindings()
     if unused:
@@ -141,9 +151,21 @@ def _explain(e: Exception, bindings: Sequence[str]) -> str:
         text += f"\ndid you mean {' or '.join(close)}?" if close else f"\nknown: {', '.join(known)}"
     if "doesn't have a parameter named" in text:
         text += f"\n{_fields(text)}"
-    if isinstance(e, TypeError | RuntimeError) and "required" in text.lower():
+    if _lacks_values(e):
         text += "\nbind it in the gin file or with --gin_bindings"
     return text
+
+
+def _lacks_values(e: Exception) -> bool:
+    return isinstance(e, TypeError | RuntimeError) and "required" in str(e).lower()
+
+
+def _no_file(root: type, e: Exception, bindings: Sequence[str]) -> str:
+    """What to say of a config without a file that lacks values."""
+    example = _EXAMPLES.get(root.__name__)
+    such = f", such as --gin_file={example}" if example else ""
+    rest = f"\nthe bindings alone leave out: {_explain(e, bindings)}" if bindings else ""
+    return f"no --gin_file was given: name the file that describes the {root.__name__}{such}{rest}"
 
 
 def _fields(text: str) -> str:

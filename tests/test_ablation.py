@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import types
 
 import pytest
 from data_helpers import record, write_dataset, write_image, write_json
@@ -119,14 +120,15 @@ def test_ablation_is_checked(run, fields, message):
         make_ablation(run, **fields)
 
 
-def test_images_beside_the_file_are_found_without_an_image_root(tmp_path):
+def test_images_beside_the_file_are_found_without_an_image_root(tmp_path, capsys):
     name = write_image(tmp_path, "a.png", 30, 20)
     path = write_json(tmp_path / "a.json", [record("a", "<image>", "Answer", image=name)])
     run = make_run(path)
     weights = params.init(vlm.specs(run.model), params.jax.random.key(0))
     cfg = EvalConfig(batch_size=1, sampling=SamplingConfig(max_new_tokens=3))
-    with pytest.warns(UserWarning, match="max_new_tokens = 3 is too short for .* 1 of 1"):
-        (reading,) = evaluation.evaluate(weights, run, SourceConfig(path=str(path)), cfg)
+    (reading,) = evaluation.evaluate(weights, run, SourceConfig(path=str(path)), cfg)
+    said = capsys.readouterr().err
+    assert "max_new_tokens = 3 is too short for the references of 1 of 1" in said
     assert reading.image == str(tmp_path / name) and reading.grid == (1, 1)
     assert json.dumps(dataclasses.asdict(reading))
 
@@ -177,6 +179,33 @@ def test_an_arm_of_another_downsampler_end_to_end(run, tmp_path):
     )
     (found,), samples = ablation.run_ablation(plan, tmp_path)
     assert found.name == "queries" and set(found.tokens) == {7} and len(samples) == 4
+
+
+def test_only_some_arms(run, tmp_path, monkeypatch, capsys):
+    plan = dataclasses.replace(make_ablation(run), variants=DOWNSAMPLERS, subject="base")
+    part = ablation.select(plan, ["queries", "base"])
+    assert [v.name for v in part.variants] == ["base", "queries"] and part.subject == "base"
+    monkeypatch.setattr(ablate, "ONLY", types.SimpleNamespace(value=["queries", "pool"]))
+    part = ablate.chosen_part(plan)
+    assert part is not None
+    assert [v.name for v in part.variants] == ["pool", "queries"] and part.subject == "pool"
+    said = "only pool, queries; compared with pool, as the plan's subject base is left out\n"
+    assert capsys.readouterr().out == said
+    info = ablate.run_info(ablation.select(plan, ["pool"]), 1.0, plan)
+    assert info["config"]["variants"] == "pool (--only; 1 of 3)"
+    assert info.get("compared") == "token downsampler"
+    assert ablate.report_directory(tmp_path, part, plan) == tmp_path / "only-pool-queries"
+    assert ablate.report_directory(tmp_path, plan, None) == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [(["pool", "mean"], "no variant is named 'mean'; .* are base, pool, queries"), ([], "no name")],
+)
+def test_only_names_variants(run, names, message):
+    plan = dataclasses.replace(make_ablation(run), variants=DOWNSAMPLERS, subject="base")
+    with pytest.raises(ValueError, match=f"--only: {message}"):
+        ablation.select(plan, names)
 
 
 def test_parameters_of_every_arm_are_told(run):

@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bluelm_jax.data import array_records, images
-from bluelm_jax.data.array_records import ArrayRecords, decode, encode
+from bluelm_jax.data.array_records import ArrayRecords, DamagedShardError, decode, encode
 from bluelm_jax.data.image_bytes import ImageBytes, image_name
 from bluelm_jax.data.opening import open_all, open_records
 from bluelm_jax.data.pipeline import Pipeline
 from bluelm_jax.data.shard_writer import Job, ShardWriter
 from bluelm_jax.data.sources import FileRecords, InvalidRecordError
+from bluelm_jax.data.validation import validate
 from bluelm_jax.data_config import SourceConfig
 
 texts = st.text(max_size=20)
@@ -114,7 +115,7 @@ def test_files_patterns_and_mistakes(tmp_path):
         open_all(SourceConfig(path=str(tmp_path / "empty")))
 
 
-def test_damage_within_a_file_is_an_invalid_record(tmp_path):
+def test_damage_within_a_file_names_the_shard_and_its_records(tmp_path):
     rows = [encode({"id": i, "text": f"<{i}>" * 500}) for i in range(300)]
     path = tmp_path / "a.array_record"
     write_file(path, rows, "group_size:1,uncompressed")
@@ -124,9 +125,25 @@ def test_damage_within_a_file_is_an_invalid_record(tmp_path):
     path.write_bytes(data)
     records = ArrayRecords([str(path)])
     assert records[76]["id"] == 76
-    with pytest.raises(InvalidRecordError, match=r"a\.array_record\[77\]: cannot be read"):
+    with pytest.raises(DamagedShardError, match=r"^damaged shard .*a\.array_record, record 77: "):
         records[77]
     assert records[78]["id"] == 78
+
+
+def test_no_policy_leaves_a_damaged_shard_out_and_validation_counts_its_records(tmp_path):
+    samples = [record(f"s{i}", f"Q{i}" * 40, "A") for i in range(40)]
+    path = tmp_path / "a.array_record"
+    write_file(path, map(encode, samples), "group_size:16,uncompressed")
+    data = bytearray(path.read_bytes())
+    data[data.index(b'"s20"') + 2] ^= 0x10
+    path.write_bytes(data)
+    config = make_config((SourceConfig(path=str(path)),), on_invalid_record="skip", seq_len=400)
+    pipeline = Pipeline(config, side=SIDE)
+    with pytest.raises(DamagedShardError, match=r"a\.array_record, records 16 to 31: cannot be"):
+        pipeline.maker.of_record(pipeline.maker.make, pipeline.records[0], 20, config.sources[0])
+    report = validate(config, side=SIDE)
+    assert report.sources[0].kinds["unreadable_source"] == 16
+    assert report.sources[0].counters["samples"] == 24
 
 
 def write_shards(folder, path, shards, embed):
@@ -176,6 +193,10 @@ def test_embedded_images_are_named_in_messages(tmp_path):
         (
             json.dumps({"format": array_records.FORMAT, "version": 9}),
             "version 9, this code reads 1",
+        ),
+        (
+            json.dumps({"format": array_records.FORMAT, "version": 1, "shards": ["a"]}),
+            "does not say which shards there are",
         ),
     ],
 )

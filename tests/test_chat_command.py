@@ -1,6 +1,7 @@
 """The chat prompt: commands, history, streaming, mistakes, and the same through a pipe."""
 
 import dataclasses
+import io
 import json
 import os
 import pathlib
@@ -111,6 +112,44 @@ def test_mistakes_leave_the_conversation_as_it_was(talk, tmp_path, capsys):
     talk.handle("/history")
     assert capsys.readouterr().out.count(">") == 1
     talk.handle("Again")
+
+
+def test_images_wait_until_a_question_has_its_answer(talk, image, capsys):
+    talk.handle(f"/image {image}")
+    with pytest.raises(ValueError, match="max_length = 512"):
+        talk.handle("x" * 600)
+    with pytest.raises(ValueError, match="2 <image> in the turns, 1 images"):
+        talk.handle("a <image> <image>")
+    talk.handle("/images")
+    assert capsys.readouterr().out == f"{image}\n"
+    talk.handle("Read.")
+    capsys.readouterr()
+    talk.handle("/images")
+    assert capsys.readouterr().out == "no images wait\n"
+
+
+def test_a_dialogue_goes_on_after_an_interruption(talk, monkeypatch, capsys):
+    talk.handle("Hello?")
+
+    def interrupted(text):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(dialogue, "write", interrupted)
+        talk.handle("Go")
+    talk.handle("And?")
+    capsys.readouterr()
+    talk.handle("/history")
+    assert [x for x in capsys.readouterr().out.splitlines() if x[:2] == "> "] == [
+        "> Hello?", "> Go", "> And?",
+    ]  # fmt: skip
+
+
+def test_an_ascii_terminal_gets_question_marks(model, monkeypatch):
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", out)
+    dialogue.write("Grüße 你\n")
+    assert out.buffer.getvalue() == b"Gr??e ?\n"
 
 
 def test_without_a_vision_tower_images_are_refused(tmp_path, image):

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from bluelm_jax.data.rendering import reading_pages
-from gin_configs import command
+from gin_configs import command, errors
 
 ROOT = pathlib.Path(__file__).parent.parent
 TINY_GIN = "--gin_file=tests/testdata/tiny.gin"
@@ -99,7 +99,8 @@ def test_evaluate_and_generate(trained, data, tmp_path):
     evaluate = start(
         "experiments.evaluate", f"--run={workdir}", f"--data_json={data / 'stage1_eval.json'}",
         f"--image_root={data}", f"--out={tmp_path / 'readings.json'}",
-        "--gin_bindings=EvalConfig.batch_size = 2",
+        "--gin_bindings=EvalConfig.batch_size = 2", "--limit=3",
+        "--gin_bindings=SamplingConfig.max_new_tokens = 8",
     )  # fmt: skip
     generate = start(
         "experiments.generate", f"--run={workdir}", f"--image={data / image}", "--prompt=Read.",
@@ -108,7 +109,10 @@ def test_evaluate_and_generate(trained, data, tmp_path):
     out, _ = finish(evaluate)
     scores = dict(line.split() for line in out.splitlines())
     assert scores["samples"] == "3" and 0 <= float(scores["character_accuracy"]) <= 1
-    readings = json.loads((tmp_path / "readings.json").read_text())["readings"]
+    written = json.loads((tmp_path / "readings.json").read_text())
+    readings = written["readings"]
+    assert scores["left_out"] == "0" and written["counted"]["counts"] == {}
+    assert written["settings"]["sampling"]["max_new_tokens"] == 8
     assert [r["name"].rpartition("stage1-eval-")[2][:6] for r in readings] == [
         "000000", "000001", "000002"
     ]  # fmt: skip
@@ -197,6 +201,39 @@ def guarded(error, monkeypatch):
 def test_exit_status(error, status, message, monkeypatch, capsys):
     assert guarded(error, monkeypatch) == status
     assert message in capsys.readouterr().err
+
+
+def test_a_command_that_keeps_nothing_says_so(monkeypatch, capsys):
+    @errors.starts_anew()
+    def main():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command.app, "run", lambda f, **_: f(["command"]))
+    with pytest.raises(SystemExit) as caught:
+        command.run(main)
+    assert caught.value.code == 130 and "starts anew" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("lines", [1, 100_000])  # Of which a closed pipe shows at the end, or amid.
+def test_a_closed_pipe_ends_quietly(lines):
+    program = f"""
+from gin_configs.errors import guarded
+import sys
+def main(argv):
+    sys.stdin.read()
+    for _ in range({lines}):
+        print("a line")
+guarded(main)([])
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout and process.stdin and process.stderr
+    process.stdout.close()
+    process.stdin.close()
+    assert process.wait(60) == 141 and process.stderr.read() == b""
+    process.stderr.close()
 
 
 def test_programming_errors_keep_their_traceback(monkeypatch):

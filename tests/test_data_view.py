@@ -144,6 +144,14 @@ def test_terminal_marks_and_colours(path):
     assert re.search(r"\x1b\[7;30;42m</s>", colored), colored
 
 
+def test_without_a_width_lines_stay_whole(tmp_path):
+    path = write_json(tmp_path / "a.json", [record("a", "Q", "word " * 60)])
+    view = view_of(path, seq_len=400)
+    text = data_terminal.render(view, color=False, width=None)
+    (line,) = (each for each in text.splitlines() if "word" in each)
+    assert line.count("word") == 60
+
+
 def test_terminal_keeps_to_its_width(tmp_path):
     long = record("a", "猫" * 50 + " word" * 30, "b" * 90)
     view = view_of(write_json(tmp_path / "a.json", [long]), seq_len=600)

@@ -1,5 +1,7 @@
 """Flax modules give the outputs and gradients of the functions, over the same trees."""
 
+import dataclasses
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -10,7 +12,7 @@ from flax import errors, nnx
 from flax.training import train_state
 from model_helpers import TINY, assert_trees_close, draw, make_batch
 
-from bluelm_jax import decoder, downsample, flax_modules, params, vision, vlm
+from bluelm_jax import config, decoder, downsample, flax_modules, params, vision, vlm
 
 BATCH = make_batch(rows=2, length=24, tiles=2)
 TILES = BATCH.tiles[0]
@@ -57,6 +59,17 @@ def test_connector():
     features = jax.random.normal(jax.random.key(3), (2, TINY.vision.side**2, TINY.vision.width))
     weights = {name: WEIGHTS[name] for name in ("downsampler", "projector")}
     same_values_and_gradients(flax_modules.Connector(TINY), weights, (features,), function)
+
+
+def test_connector_without_weights_of_its_own():
+    """The tree of `vlm.specs` has no entry for a downsampler that has no weights."""
+    cfg = dataclasses.replace(TINY, downsampler=config.PixelShuffle())
+    tree = {k: v for k, v in draw(vlm.specs(cfg)).items() if k in ("downsampler", "projector")}
+    assert list(tree) == ["projector"]
+    features = jax.random.normal(jax.random.key(3), (2, cfg.vision.side**2, cfg.vision.width))
+    got = flax_modules.Connector(cfg).apply({"params": tree}, features)
+    tokens = downsample.downsample({}, features, cfg)
+    np.testing.assert_array_equal(got, downsample.project(tree["projector"], tokens, cfg))
 
 
 def test_decoder():

@@ -236,3 +236,12 @@ def test_greedy_takes_the_first_of_equals():
 def test_bounds(field, value, bound):
     with pytest.raises(ValueError, match=rf"SamplingConfig.{field} = {value}: must be {bound}"):
         SamplingConfig(**{field: value})
+
+
+def test_stop_tokens_of_any_kind(greedy):
+    stop = int(greedy.tokens[1, 2])
+    want = run(stop=(stop,)).lengths.tolist()
+    for each in (stop, [stop], np.int64(stop), np.array([stop]), np.array(stop), {stop}):
+        assert run(stop=each).lengths.tolist() == want
+    with pytest.raises(ValueError, match=r"stop token 280: must be in 0\.\.279, the vocabulary"):
+        run(stop=[280])

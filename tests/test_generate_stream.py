@@ -180,6 +180,26 @@ def test_prepare_leaves_prepared_weights_and_casts():
     np.testing.assert_allclose(qkv.astype(jnp.float32), want, rtol=1e-2)
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+def test_prepared_norm_scales_stay_float32(rows):
+    """1.0039 rounds to 1.0078 in bfloat16: twice the distance from 1."""
+    p = draw(decoder.specs(TINY.decoder))
+    scale = jnp.full((TINY.decoder.depth, TINY.decoder.width), 1.0039)
+    p["blocks"] = {**p["blocks"], "norm1": {"scale": scale}, "norm2": {"scale": scale}}
+    ready = decoding.prepare(p, TINY.decoder, rows=rows, dtype="bfloat16")
+    for block in ready["blocks"]:
+        for norm in ("norm1", "norm2"):
+            assert block[norm]["scale"].dtype == jnp.float32
+            np.testing.assert_array_equal(block[norm]["scale"], scale[0])
+    cfg = dataclasses.replace(TINY, dtype="bfloat16")
+    stored, prepared = {**P, "decoder": p}, {**P, "decoder": ready}
+    tokens = [
+        generate.generate(each, PROMPTS, KEY, cfg=cfg, sampling=SIX, stop=()).tokens
+        for each in (stored, prepared)
+    ]
+    np.testing.assert_array_equal(tokens[0], tokens[1])
+
+
 def test_many_rows_write_by_scatter_and_few_by_slices():
     """Both ways of writing one position a row give the same cache, full rows included."""
     cache = jax.random.normal(KEY, (20, 2, 5, 4))

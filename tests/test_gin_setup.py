@@ -257,6 +257,14 @@ def test_an_included_file_that_is_missing(tmp_path):
         build(RunConfig, files=[str(path)])
 
 
+def test_no_file_at_all_names_one():
+    with pytest.raises(ConfigError, match=r"^no --gin_file .*=gin_configs/train/\S+\.gin$"):
+        build(RunConfig, files=())
+    with pytest.raises(ConfigError, match=r"(?s)^no --gin_file.*alone leave out: .*'vision'"):
+        build(RunConfig, "RunConfig.model = @VLMConfig()", files=())
+    assert all((ROOT / path).is_file() for path in binding._EXAMPLES.values())
+
+
 def test_required_in_a_file_names_what_to_bind(tmp_path):
     path = tmp_path / "a.gin"
     path.write_text(f"include '{TINY_GIN}'\nSourceConfig.path = %gin.REQUIRED\n")

@@ -1,6 +1,7 @@
 """Hugging Face data sets on disk: both forms of turns, every form of image, batches and workers."""
 
 import builtins
+import datetime
 import pickle
 
 import pytest
@@ -38,10 +39,16 @@ def saved(folder, samples, features=None):
 
 
 def in_memory(samples):
-    """Rows as the package gives them, without its own storage."""
-    records = DatasetRecords.__new__(DatasetRecords)
-    records._names, records._rows = ("memory",), samples
-    return records
+    """Rows as Arrow gives them, without its own storage."""
+
+    class InMemory(DatasetRecords):
+        def __init__(self):
+            self._names = ("memory",)
+
+        def _row(self, index):
+            return samples[index]
+
+    return InMemory()
 
 
 def read(source):
@@ -94,6 +101,30 @@ def test_image_feature_stays_undecoded(tmp_path, column):
     assert sample == {"image": ImageBytes("image 0", data, f"{tmp_path / 'one'}[0]")}
     paths = in_memory([{"image": {"bytes": None, "path": name}}])
     assert paths[0] == {"image": name}
+
+
+def test_other_columns_are_not_read_and_nothing_is_written(tmp_path):
+    """Neither a damaged image elsewhere nor a time matters; large lists stay undecoded, too."""
+    data = (tmp_path / write_image(tmp_path, "a.png")).read_bytes()
+    string, image = datasets.Value("string"), datasets.Image()
+    turns = [turn("human", "<image>Q"), turn("gpt", "A")]
+    features = datasets.Features(
+        id=string,
+        conversations=datasets.List({"from": string, "value": string}),
+        images=datasets.LargeList(image),
+        thumb=image,
+        when=datasets.Value("timestamp[s]"),
+    )
+    good, bad = ({"bytes": content, "path": None} for content in (data, b"junk"))
+    sample = {"id": "a", "conversations": turns, "images": [good], "thumb": bad}
+    when = datetime.datetime(2024, 1, 1)
+    source = saved(tmp_path / "hf", [sample | {"when": when}], features)
+    before = sorted((tmp_path / "hf").iterdir())
+    image_bytes = ImageBytes("image 0", data, f"{tmp_path / 'hf'}[0]")
+    assert read(source) == [{"id": "a", "conversations": turns, "image": [image_bytes]}]
+    assert sorted((tmp_path / "hf").iterdir()) == before
+    with pytest.raises(ValueError, match="other: columns when; needs 'conversations'"):
+        open_all(saved(tmp_path / "other", [{"when": when}]))
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])

@@ -419,6 +419,17 @@ def test_text_chunks_do_not_expand(tmp_path):
     assert refusal(path).kind == "damaged"
 
 
+def test_messages_name_a_file_once(tmp_path):
+    path = str(tmp_path / "nowhere.png")
+    with pytest.raises(ImageError) as caught:
+        images.read_image(path)
+    assert str(caught.value) == f"{path}: cannot be opened: No such file or directory"
+    with pytest.raises(ImageError) as caught:
+        images.read_size(images.ImageBytes("a.png", b"no image", "x[1]"))
+    assert str(caught.value) == "a.png: not an image in a known format"
+    assert str(ImageError("a.png", "too_large", "large", (3, 4))) == "a.png: large (3x4)"
+
+
 def test_errors_survive_pickling():
     error = ImageError("a.jpg", "damaged", "truncated", (3, 4))
     copy = pickle.loads(pickle.dumps(error))

@@ -263,3 +263,18 @@ def test_no_sample_left_is_named(tmp_path):
     config = config_of((SourceConfig(path=str(path)),), on_invalid_record="skip")
     with pytest.raises(ValueError, match=r"no sample of .*train\.json is left by the policies"):
         Pipeline(config, side=SIDE).measure(2)
+
+
+@pytest.mark.parametrize(
+    ("weights", "counts", "length"),
+    [((1, 3), (100, 50), 67), ((558, 96), (558, 96), 654), ((1, 1), (5, 5), 10)],
+)
+def test_a_mixture_by_weight_ends_at_the_turn_of_a_source_that_is_through(weights, counts, length):
+    named = tuple(SourceConfig(path=f"/{i}", weight=w) for i, w in enumerate(weights))
+    finite = mixture.order(config_of(named, epochs=1), counts)
+    endless = mixture.order(config_of(named, epochs=None), counts)
+    given = [0] * len(counts)
+    for place in range(length):
+        given[finite[place][0]] += 1
+    assert len(finite) == length and any(g == n for g, n in zip(given, counts, strict=True))
+    assert given[endless[length][0]] == counts[endless[length][0]]

@@ -217,3 +217,21 @@ def test_sizes_for_packing_follow_the_policy_for_long_samples(tmp_path):
     short = sizes("drop")
     assert len(short) == 1 and short[0].num_views == 2
     assert sizes("truncate_text") == [Size(160, 0), *short]
+
+
+@pytest.mark.parametrize("rule", [None, Packing(), Packing(fit="first"), Packing(lookahead=3)])
+def test_a_full_last_batch_is_no_remainder(rule, tmp_path):
+    path = write_json(tmp_path / "a.json", [record(f"s{i}", "q", "a" * 20) for i in range(8)])
+    fields = {"packing": rule, "epochs": 1, "seq_len": 40}
+    assert len(list(make_pipeline(path, **fields))) == 2
+    assert len(list(make_pipeline(path, **fields | {"batch_size": 3}))) == 2
+
+
+def test_a_large_search_keeps_the_bound(monkeypatch):
+    shape = BatchShape(
+        batch_size=1, seq_len=20, tile_groups=1, tiles_per_group=9, tile_size=28,
+        tokens_per_view=4, max_samples_per_row=3,
+    )  # fmt: skip
+    monkeypatch.setattr(packing, "MOST_BITS", 0)
+    sizes = [Size(2, 1), *[Size(1, 0)] * 16, Size(8, 4), Size(9, 4)]
+    assert packing.choose(sizes, shape, free=9, rows_left=1) == [0, 17, 18]

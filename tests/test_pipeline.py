@@ -427,6 +427,27 @@ def test_config_refuses_unknown_policies(field):
         make_config("a.json", **{field: "ignore"})
 
 
+def test_counters_keep_each_name_once():
+    counters = Counters(max_names=2)
+    for name in ("a", "a", "b", "a", "c"):
+        counters.add("overlong", name)
+    assert counters.counts == {"overlong": 5} and counters.names == {"overlong": ["a", "b"]}
+    old = {"counts": {"overlong": 3}, "names": {"overlong": ["a", "a", "b"]}}
+    counters.restore(old)
+    assert counters.state() == {"counts": {"overlong": 3}, "names": {"overlong": ["a", "b"]}}
+
+
+def test_what_a_policy_raises_for_says_how_to_leave_it_out(tmp_path):
+    samples = [record("a", "Q", "A" * 200)]
+    pipeline = make_pipeline(write_json(tmp_path / "a.json", samples), seq_len=64)
+    advice = r"sample 'a'.*seq_len = 64 \(DataConfig\.on_overlong = 'drop' leaves .*validate_data"
+    with pytest.raises(ValueError, match=advice):
+        next(iter(pipeline))
+    bad = make_pipeline(write_json(tmp_path / "b.json", [record("b", "Q", "")]), epochs=1)
+    with pytest.raises(ValueError, match=r"sample 'b'.*DataConfig\.on_invalid_record = 'skip'"):
+        bad.measure()
+
+
 def test_counters_report_names():
     counters = Counters(max_names=1)
     counters.add("samples", count=3)

@@ -120,6 +120,39 @@ def test_a_kill_between_records_and_manifest(tmp_path, monkeypatch):
     assert again.drawn == [] and _files(tmp_path / "broken") == _files(tmp_path / "whole")
 
 
+def test_missing_and_damaged_images_are_drawn_again(tmp_path, monkeypatch):
+    shards.render(Squares(), tmp_path / "whole", seed=0, count=350)
+    with pytest.raises(KeyboardInterrupt):
+        shards.render(Squares(interrupt_at=330), tmp_path / "out", seed=0, count=350)
+    images = tmp_path / "out" / "text"
+    (images / "000000" / "0000003.png").write_bytes(b"")
+    (images / "000002" / "0000203.png").unlink()
+    again, steps = Squares(), []
+    shards.render(again, tmp_path / "out", seed=0, count=350, progress=steps.append)
+    assert {i // 100 for i in again.drawn} == {0, 2, 3} and steps[0] == 100
+    assert _files(tmp_path / "out") == _files(tmp_path / "whole")
+    (images / "000001" / "0000103.png").unlink()  # Of a finished rendering.
+    finished, steps = Squares(), []
+    shards.render(finished, tmp_path / "out", seed=0, count=350, progress=steps.append)
+    assert {i // 100 for i in finished.drawn} == {1} and steps == [250, 350]
+    assert _files(tmp_path / "out") == _files(tmp_path / "whole")
+    (tmp_path / "out" / "text.json").unlink()
+    shards.render(Squares(), tmp_path / "out", seed=0, count=350)
+    assert _files(tmp_path / "out") == _files(tmp_path / "whole")
+    (images / "000001" / "0000103.png").unlink()
+    monkeypatch.setattr(manifest, "software", lambda kind: {"pillow": "0"})
+    with pytest.raises(ValueError, match="000001: images are missing or damaged, and other soft"):
+        shards.render(Squares(), tmp_path / "out", seed=0, count=350)
+
+
+def test_nothing_drawn_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(Squares, "sample", lambda *_: Drop("bad page", "page 1"))
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"none of 9 samples can be drawn: .*9 x bad page \("):
+            shards.render(Squares(), tmp_path, seed=0, count=9)
+    assert not (tmp_path / "text.json").exists()
+
+
 def test_other_settings_are_refused(tmp_path, monkeypatch):
     shards.render(Squares(), tmp_path, seed=0, count=5)
     for changed, seed, count in ((Squares(side=4), 0, 5), (Squares(), 1, 5), (Squares(), 0, 6)):

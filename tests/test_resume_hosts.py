@@ -163,3 +163,39 @@ def test_a_checkpoint_of_two_hosts_on_one(texts):
     own = data_states.own({"hosts": states_of(hosts)})
     assert own["host"] == [0, 1]
     assert seen + read(make_hosts(texts, 1, [own])) == expected(texts)
+
+
+def test_other_records_of_the_same_number_are_refused(tmp_path):
+    def batches(name, prefix):
+        records = [record(f"{prefix}{i}", "q", "a") for i in range(9)]
+        return iter(make_pipeline(write_json(tmp_path / name, records)))
+
+    state = batches("a.json", "a").get_state()
+    batches("b.json", "a").set_state(state)
+    other = batches("a.json", "b")
+    with pytest.raises(ValueError, match="taken from other records"):
+        other.set_state(state)
+    other.set_state(state | {"order": state["order"].partition("_")[0]})
+
+
+def test_a_long_gap_is_no_error_and_no_sample_for_a_host_is(tmp_path):
+    good = write_json(tmp_path / "g.json", [record("g", "q", "a")])
+    bad = write_json(tmp_path / "b.json", [record(f"b{i}", "q", "") for i in range(3)])
+    fields = {"on_invalid_record": "skip", "batch_size": 1, "shuffle": False}
+    mixed = (SourceConfig(path=str(good)), SourceConfig(path=str(bad), weight=40))
+    take(iter(make_pipeline(mixed, **fields)), 3)
+    two = write_json(tmp_path / "2.json", [record("g", "q", "a"), record("b", "q", "")])
+    second = Pipeline(make_config(two, **fields), side=SIDE, process_index=1, process_count=2)
+    with pytest.raises(ValueError, match="every sample of host 1 of 2 is left out"):
+        next(iter(second))
+    with pytest.raises(ValueError, match=r"no sample of .* is left"):
+        second.measure(2)
+
+
+def test_a_record_without_that_answer_follows_the_policy(tmp_path):
+    records = [record("one", "q", "a"), record("two", "q", "a", "r", "b")]
+    path = write_json(tmp_path / "a.json", records)
+    with pytest.raises(ValueError, match=r"sample 'one' .*no answer number 1, it has 1"):
+        list(make_pipeline(path).prompts(turn=1))
+    (kept,) = make_pipeline(path, on_invalid_record="skip").prompts(turn=1)
+    assert kept.reference == "b"

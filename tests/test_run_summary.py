@@ -1,5 +1,6 @@
 """What --dry_run says about costs and packing."""
 
+import contextlib
 import dataclasses
 import re
 
@@ -9,7 +10,7 @@ from model_helpers import make_run, replace
 
 from bluelm_jax.data.pipeline import Pipeline
 from bluelm_jax.data_config import Packing, SourceConfig, TokenizerFile
-from experiments import ablation, run_summary
+from experiments import ablation, cli, run_summary
 
 
 @pytest.fixture
@@ -22,8 +23,36 @@ def run(tmp_path):
 
 def test_costs_are_printed(run):
     text = run_summary.describe_run(run)
-    for line in ("forward .* TFLOP", "step .* TFLOP", "kept for the backward pass .* MiB"):
+    for line in (r"forward +[\d,.]+ [kMGT]FLOP", r"step +[\d,.]+ [kMGT]FLOP",
+                 r"kept for the backward pass .* MiB"):  # fmt: skip
         assert re.search(line, text)
+    forward = re.search(r"forward +([\d.]+) ", text)
+    assert forward and 1 <= float(forward[1]) < 1000  # In a unit that suits it.
+
+
+@pytest.mark.parametrize(
+    ("size", "text", "total"),
+    [
+        (6_300_000_000, "6.30 GB", "MB 6300"),
+        (12_345_678, "12.35 MB", "kB 12346"),
+        (21_500, "21.50 kB", "bytes 21500"),
+        (7, "7 bytes", "bytes 7"),
+    ],
+)
+def test_sizes_and_bars_have_a_unit_that_suits_them(size, text, total, monkeypatch):
+    seen = []
+
+    @contextlib.contextmanager
+    def bar(description, total):
+        seen.append(f"{description} {total}")
+        yield seen.append
+
+    monkeypatch.setattr(cli, "progress_bar", bar)
+    with cli.byte_bar("importing", size) as update:
+        update(0)
+        update(size)
+    assert cli.size_text(size) == text
+    assert seen == [f"importing, {total}", 0, int(total.split()[1])]
 
 
 def test_packing_is_measured_where_the_files_are_there(run):

@@ -53,9 +53,38 @@ def test_greedy_after_the_penalty_takes_another_token():
         ({"min_new_tokens": 9, "max_new_tokens": 8}, "min_new_tokens = 9: must be in 0..8"),
         ({"repetition_penalty": 0.0}, "repetition_penalty = 0.0: must be > 0"),
         ({"repetition_penalty": float("inf")}, "repetition_penalty = inf: must be > 0"),
-        ({"temperature": float("nan")}, "temperature = nan: must be >= 0"),
+        ({"temperature": float("nan")}, "temperature = nan: must be 0, or finite and >= 1e-06"),
+        ({"temperature": 1e-30}, "temperature = 1e-30: must be 0, or finite and >= 1e-06"),
+        ({"max_new_tokens": 2.5}, "max_new_tokens = 2.5: must be an integer"),
+        ({"top_k": True}, "top_k = True: must be an integer"),
     ],
 )
 def test_bounds(fields, message):
     with pytest.raises(ValueError, match=message.replace(".", r"\.")):
         SamplingConfig(**fields)
+
+
+def test_numpy_integers_count_and_compare():
+    assert SamplingConfig(top_k=np.int32(5)) == SamplingConfig(top_k=5)  # pyright: ignore
+
+
+def kept(scores, **fields):
+    """Which tokens are ever drawn from a row, over enough draws of a few tokens."""
+    rows = jnp.tile(jnp.array([scores]), (400, 1))
+    how = SamplingConfig(temperature=1.0, **fields)
+    return sorted({int(t) for t in sampling.choose(rows, jax.random.key(0), how)})
+
+
+@pytest.mark.parametrize(
+    ("scores", "fields", "expected"),
+    [
+        ([1.0] * 8, {"top_p": 0.5}, [4, 5, 6, 7]),  # By rank: not all that tie.
+        ([1.0] * 8, {"top_p": 0.05}, [7]),
+        ([3.0, 0.0, 0.0, 0.0], {"top_p": 0.9}, [0, 3]),  # 0.87 + 0.04 reaches 0.9.
+        ([0.0, 2.0, 1.0, -9.0], {"top_p": 0.99}, [0, 1, 2]),
+        ([2.0, 1.0, 1.0, 1.0, 0.0], {"top_k": 2}, [0, 1, 2, 3]),  # By value: all that tie.
+        ([1.0] * 8, {"top_k": 2, "top_p": 0.5}, [4, 5, 6, 7]),
+    ],
+)
+def test_ties_are_cut_as_in_transformers(scores, fields, expected):
+    assert kept(scores, **fields) == expected

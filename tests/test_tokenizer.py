@@ -201,3 +201,16 @@ def test_sentencepiece_pieces_and_control_symbols(monkeypatch, tmp_path):
     assert 2 not in made.encode("</s>")
     assert (made.bos_id, made.eos_id, made.pad_id) == (1, 2, 2)
     assert (made.token_id("</s>"), made.token_id("zz")) == (2, None)
+
+
+def test_the_vocabulary_reaches_to_the_highest_id(tmp_path):
+    """Ids with a gap: four of them, and a model needs 501 rows."""
+    made = tokenizers.Tokenizer(
+        models.WordLevel({"<unk>": 0, "<s>": 1, "</s>": 2, "a": 500}, unk_token="<unk>")
+    )
+    made.save(str(tmp_path / "tokenizer.json"))
+    read = TokenizerJson(tmp_path / "tokenizer.json")
+    assert read.encode("a") == [500] and read.vocab_size == 501
+    tokenizer.check_fits(read, 501)
+    with pytest.raises(ValueError, match=r"has 501 ids, model\.decoder\.vocab_size = 40"):
+        tokenizer.check_fits(read, 40)

@@ -86,3 +86,18 @@ def test_positions_of_another_tile_size_are_resized(trained):
     np.testing.assert_array_equal(found["vision"]["position"], resized)
     assert_trees_equal(found["vision"]["blocks"], weights["vision"]["blocks"])
     assert_trees_equal(found["decoder"], weights["decoder"])
+
+
+def test_init_parts_without_weights_are_said(trained):
+    """PixelShuffle has none: alone it is an error, beside others a warning; both name the field."""
+    directory, weights = trained
+    run = replace(make_run(seed=3), "model", downsampler=config.PixelShuffle())
+    alone = replace(run, "train", init_from=str(directory), init_parts=("downsampler",))
+    more = replace(run, "train", init_from=str(directory), init_parts=("downsampler", "decoder"))
+    mesh = sharding.make_mesh(MESH)
+    with jax.set_mesh(mesh):
+        with pytest.raises(ValueError, match=r"TrainConfig\.init_parts = \('downsampler',\): the"):
+            train_state.first_state(alone, mesh)
+        with pytest.warns(UserWarning, match=r"init_parts = .*: this model has no weights of down"):
+            state = train_state.first_state(more, mesh)
+    assert_trees_equal(state.params["decoder"], weights["decoder"])

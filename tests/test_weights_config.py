@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 
 import pytest
 from weights_helpers import LLM, TOWER
@@ -42,6 +43,14 @@ def test_llama():
         (
             LLAMA | {"rope_parameters": {"rope_type": "default", "rope_theta": 7.0}},
             {"rope_theta": 7.0},
+        ),
+        (
+            LLAMA | {"rope_scaling": {"rope_type": "default", "rope_theta": 5e5}},
+            {"rope_theta": 5e5},
+        ),
+        (
+            LLAMA | {"rope_theta": 9.0, "rope_parameters": {"type": "default", "rope_theta": 9}},
+            {"rope_theta": 9.0},
         ),
         (LLAMA | {"head_dim": None}, {"head_dim": 4}),
         (LLAMA | {"num_key_value_heads": None}, {"num_kv_heads": 4}),
@@ -120,6 +129,17 @@ def test_parts_of_a_multimodal_model():
         (MISTRAL | {"num_key_value_heads": None}, r"lacks 'num_key_value_heads'"),
         (GRANITE | {"attention_multiplier": 0.5}, r"attention_multiplier = 0\.5 is not supported"),
         (MINICPM | {"num_experts": 8}, r"num_experts = 8 is not supported"),
+        (
+            LLAMA | {"rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 4.0}}},
+            r"rope_parameters = .* only plain RoPE \(because of 'full_attention'\)",
+        ),
+        (LLAMA | {"rope_scaling": {"factor": 2.0}}, r"because of 'factor'"),
+        (LLAMA | {"rope_scaling": {"mrope_section": [1, 2]}}, r"because of 'mrope_section'"),
+        (
+            LLAMA | {"rope_theta": 1e4, "rope_parameters": {"rope_theta": 5e5}},
+            r"rope_theta = 10000\.0, rope_parameters\.rope_theta = 500000\.0: they disagree",
+        ),
+        (LLAMA | {"rope_scaling": {"rope_theta": None}}, r"rope_scaling: rope_theta = None: must"),
     ],
 )
 def test_what_our_arithmetic_does_not_cover_is_refused(json, message):
@@ -172,3 +192,53 @@ def test_towers_go_out_and_come_back(feature, activation):
 def test_a_decoder_that_no_class_can_express(options, kind, message):
     with pytest.raises(WeightsError, match=message):
         hf_export.decoder_json(dataclasses.replace(LLM, **options), kind)
+
+
+@pytest.mark.parametrize(
+    ("reader", "base", "key", "value"),
+    [
+        *(("decoder", LLAMA, "rope_theta", value) for value in (None, "1e4", 0, math.nan)),
+        *(("decoder", LLAMA, "rope_scaling", value) for value in ("linear", [], 2.0)),
+        *(("decoder", LLAMA, "hidden_size", value) for value in ("16", [16], 16.0, True, -16)),
+        ("decoder", LLAMA, "rms_norm_eps", None),
+        ("decoder", LLAMA, "rms_norm_eps", "1e-5"),
+        ("decoder", LLAMA, "max_position_embeddings", 64.0),
+        ("decoder", LLAMA, "num_key_value_heads", "2"),
+        ("decoder", LLAMA, "head_dim", [8]),
+        ("decoder", LLAMA, "tie_word_embeddings", "false"),
+        ("decoder", LLAMA, "layer_types", 3),
+        ("decoder", LLAMA, "sliding_window", "4096"),
+        ("decoder", LLAMA, "text_config", None),
+        ("decoder", MINICPM, "scale_depth", "1.4"),
+        ("decoder", MINICPM, "dim_model_base", 0),
+        ("decoder", GRANITE, "logits_scaling", None),
+        ("vision", SO400M, "vision_config", None),
+        ("vision", SO400M, "image_size", [384, 384]),
+        ("vision", SO400M, "patch_size", None),
+        ("vision", SO400M, "layer_norm_eps", None),
+    ],
+)
+def test_values_of_the_wrong_kind_are_named(reader, base, key, value):
+    read = {"decoder": hf_config.decoder_config, "vision": hf_config.vision_config}[reader]
+    with pytest.raises(WeightsError, match=re.escape(f"{key} = {value!r}: must be ")) as caught:
+        read(base | {key: value})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("scale", [0.123456789012345, 1 / 3, 0.9, 1.4 / 3**0.5])
+def test_a_division_is_undone_to_the_bit_or_to_one_step(scale):
+    cfg = dataclasses.replace(LLM, embed_scale=3.3, residual_scale=scale, logit_divisor=7.0)
+    read = hf_config.decoder_config(hf_export.decoder_json(cfg, "minicpm"))
+    for name in ("residual_scale", "logit_divisor"):
+        found, wanted = getattr(read, name), getattr(cfg, name)
+        assert abs(found - wanted) <= math.ulp(wanted), name
+    assert read.embed_scale == 3.3
+    assert hf_config.decoder_config(hf_export.decoder_json(cfg, "granite")) == cfg
+
+
+def test_a_width_that_the_heads_do_not_divide_becomes_granite():
+    cfg = dataclasses.replace(LLM, num_heads=6, num_kv_heads=3)
+    json = hf_export.decoder_json(cfg)
+    assert json["model_type"] == "granite" and hf_config.decoder_config(json) == cfg
+    with pytest.raises(WeightsError, match="llama cannot express width = 16, no multiple of num_"):
+        hf_export.decoder_json(cfg, "llama")

@@ -23,7 +23,7 @@ from weights_helpers import (
     vision_folder,
 )
 
-from bluelm_jax import serialize, vlm
+from bluelm_jax import config, serialize, vlm
 from bluelm_jax.weights import WeightsError, exporting, model_config, tokenizer_files
 
 
@@ -77,6 +77,29 @@ def test_a_tower_read_early_goes_out_and_comes_back(tmp_path):
     assert_same_bits(leaves(one), leaves(two))
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"downsampler": config.AvgPool(factor=3)},
+            r"downsampler: VilaConcat.*, the model has Avg",
+        ),
+        ({"newline": False}, "newline: True, the model has False"),
+        (
+            {"projector": config.ProjectorConfig(activation="silu")},
+            "projector: .*'gelu'.*, the model has .*'silu'",
+        ),
+    ],
+)
+def test_a_connector_of_another_model_is_refused(imported, tmp_path, changes, message):
+    """Also where every tensor would fit."""
+    exporting.export_run(imported, tmp_path / "out")
+    found = sources({"connector": tmp_path / "out" / "connector"}, "connector")
+    assert model_config.model_for(found, MODEL) == MODEL
+    with pytest.raises(WeightsError, match=rf"connector holds another model: {message}"):
+        model_config.model_for(found, dataclasses.replace(MODEL, **changes))
+
+
 def test_an_export_of_another_model_is_refused(imported, tmp_path):
     copy = shutil.copytree(imported, tmp_path / "run")
     wide = dataclasses.replace(MODEL, decoder=dataclasses.replace(LLM, mlp_dim=32))
@@ -111,6 +134,7 @@ def test_a_tokenizer_and_its_template(tmp_path):
         "tokenizer.json", "<|im_start|>", "<|im_end|>",
     )  # fmt: skip
     tokenizer_files.check_fits(found, "chatml", 40)
+    assert found.system == ""
     with pytest.raises(WeightsError, match="has 6 ids, the model's vocabulary 5"):
         tokenizer_files.check_fits(found, "chatml", 5)
     with pytest.raises(WeightsError, match=r"'<\|begin_of_text\|>'.*choose another template"):
@@ -147,3 +171,14 @@ def test_the_run_finds_its_tokenizer_wherever_it_is_moved(folders, tmp_path):
     assert settings["eos_token"] == "<|im_end|>"
     assert json.loads((tmp_path / "out" / "llm" / "config.json").read_text())["eos_token_id"] == 2
     assert tokenizer_files.find(tmp_path / "out" / "llm", {}).choice == found.choice
+
+
+def test_ids_with_gaps_do_not_hide_from_the_vocabulary(tmp_path):
+    vocabulary = {"<unk>": 0, "<s>": 1, "</s>": 2, "a": 500}
+    made = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    made.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "<s>", "eos_token": "</s>"}')
+    found = tokenizer_files.find(tmp_path, {})
+    tokenizer_files.check_fits(found, "bluelm", 501)
+    with pytest.raises(WeightsError, match="has 501 ids, the model's vocabulary 500"):
+        tokenizer_files.check_fits(found, "bluelm", 500)

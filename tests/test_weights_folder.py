@@ -1,6 +1,7 @@
 """Folders of safetensors: what a damaged or dangerous one is told, before anything is imported."""
 
 import contextlib
+import dataclasses
 import json
 import pathlib
 import pickle
@@ -116,6 +117,10 @@ def test_a_shard_with_bytes_behind_its_end(sharded):
         b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}',
         b'{"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}',
         b"{broken",
+        b'{"a": {"dtype": "F32", "shape": [1.0], "data_offsets": [0, 4]}}',
+        b'{"a": {"dtype": "F32", "shape": [0], "data_offsets": [4, 4]}}',
+        b'{"a": {"dtype": "ODD", "shape": [1], "data_offsets": [0, 1]},'
+        b' "b": {"dtype": "ODD", "shape": [1], "data_offsets": [2, 4]}}',
     ],
 )
 def test_a_damaged_header(tmp_path, header):
@@ -124,6 +129,73 @@ def test_a_damaged_header(tmp_path, header):
     )
     with pytest.raises(WeightsError, match=r"model\.safetensors: "):
         folder.Folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "fault"),
+    [
+        (((0, 4), (0, 4), (4, 8)), r"b, bytes 0 to 4, overlaps a, which ends at 4"),
+        (((0, 4), (2, 6), (6, 8)), r"b, bytes 2 to 6, overlaps a"),
+        (((0, 4), (8, 12), (12, 16)), r"b, bytes 8 to 12, leaves a gap after a, which ends at 4"),
+        (((4, 8), (8, 12), (12, 16)), r"a, bytes 4 to 8, leaves a gap after the start"),
+    ],
+)
+def test_tensors_that_overlap_or_leave_gaps(tmp_path, offsets, fault):
+    header = {
+        name: {"dtype": "U8", "shape": [end - begin], "data_offsets": [begin, end]}
+        for name, (begin, end) in zip("abc", offsets, strict=True)
+    }
+    text = json.dumps(header).encode()
+    size = max(end for _, end in offsets)
+    (tmp_path / "model.safetensors").write_bytes(
+        len(text).to_bytes(8, "little") + text + b"\0" * size
+    )
+    with pytest.raises(WeightsError, match=fault):
+        folder.Folder(tmp_path)
+
+
+def test_one_file_beside_an_index_of_others(sharded, tmp_path):
+    """transformers would read the file, an index says the shards: nobody knows which is meant."""
+    other = llm_folder(tmp_path / "other", seed=5) / "model.safetensors"
+    (sharded / "model.safetensors").write_bytes(other.read_bytes())
+    with pytest.raises(WeightsError, match=rf"holds model\.safetensors, and {INDEX}, .* remove"):
+        folder.Folder(sharded)
+    names_ = folder.Folder(other.parent)
+    index = {"weight_map": dict.fromkeys(names_, "model.safetensors")}
+    (other.parent / INDEX).write_text(json.dumps(index))
+    assert folder.Folder(other.parent).keys() == names_.keys()
+
+
+@pytest.mark.parametrize("kinds", [(np.float16, BFLOAT16), (np.float32, np.float16, BFLOAT16)])
+def test_blocks_of_several_dtypes_become_float32(tmp_path, kinds):
+    name = "model.layers.{}.self_attn.q_proj.weight"
+
+    def change(tensors):
+        for i in range(LLM.depth):
+            tensors[name.format(i)] = tensors[name.format(i)].astype(kinds[i % len(kinds)])
+
+    path = llm_folder(tmp_path / "llm", change=change)
+    kernel = np.asarray(load_hf_folder(path)[1]["blocks"]["attn"]["q"]["kernel"])
+    assert kernel.dtype == np.float32
+    stored = read_folder(path)
+    for i in range(LLM.depth):
+        np.testing.assert_array_equal(kernel[i], stored[name.format(i)].astype(np.float32).T)
+
+
+def test_a_tied_head_is_compared_by_its_bits(tmp_path):
+    cfg = dataclasses.replace(LLM, tied_head=True)
+
+    def same(tensors):
+        tensors["model.embed_tokens.weight"][3, 4] = np.nan
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].copy()
+
+    def other(tensors):
+        same(tensors)
+        tensors["lm_head.weight"][3, 4] = -np.nan
+
+    assert load_hf_folder(llm_folder(tmp_path / "same", cfg, change=same))[0] == cfg
+    with pytest.raises(WeightsError, match=r"lm_head\.weight differs from .*but the config ties"):
+        load_hf_folder(llm_folder(tmp_path / "other", cfg, change=other))
 
 
 def test_an_index_that_names_an_absent_file(sharded):

@@ -16,6 +16,7 @@ from __future__ import annotations
 import importlib
 import json
 import pathlib
+import re
 import struct
 import threading
 from collections.abc import Mapping, Sequence
@@ -36,11 +37,16 @@ _MAGIC = b"llavarec"
 _READER_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
 
 
+class DamagedShardError(ValueError):
+    """A shard whose bytes are not those that were written; no policy leaves this out."""
+
+
 def encode(record: Mapping[str, Any], images: Sequence[bytes] = ()) -> bytes:
     """The bytes of a record, with its images' files behind it if given.
 
     Raises:
       ValueError: other images than the record names.
+      InvalidRecordError: it holds what JSON cannot.
     """
     if not images:
         return _to_json(record)
@@ -53,7 +59,10 @@ def encode(record: Mapping[str, Any], images: Sequence[bytes] = ()) -> bytes:
 
 def _to_json(value: Any) -> bytes:
     # Half a surrogate pair survives, for the policy of whoever reads it.
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    try:
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    except TypeError as error:  # Of a table, such as a time as id.
+        raise InvalidRecordError(f"cannot be written as JSON: {error}") from error
     return text.encode("utf-8", "surrogatepass")
 
 
@@ -186,18 +195,25 @@ class ArrayRecords:
                 data = reader.read()
             except (RuntimeError, IndexError) as error:
                 self._readers[file] = None  # One that failed reads nothing any more.
-                message = f"{self.where(index)}: cannot be read: {_first_line(error)}"
-                raise InvalidRecordError(message, "broken_json") from error
+                raise DamagedShardError(self._damage(file, place, reader, error)) from error
         return decode(data, self.where(index))
+
+    def _damage(self, file: int, place: int, reader: Any, error: Exception) -> str:
+        """Names the shard and the records that share the damaged piece with record `place`."""
+        count = int(self._ends[file]) - (int(self._ends[file - 1]) if file else 0)
+        found = re.search(r"group_size:(\d+)", str(reader.writer_options_string()))
+        size = int(found[1]) if found else 1
+        first = place // size * size
+        last = min(first + size, count) - 1
+        records = f"record {place}" if last <= first else f"records {first} to {last}"
+        cause = str(error).split("\n")[0][:200]
+        where = f"damaged shard {self._files[file]}, {records}"
+        return f"{where}: cannot be read (copy or write it anew): {cause}"
 
     def where(self, index: int) -> str:
         """File and place of a record."""
         file, place = self._find(index)
         return f"{self._files[file]}[{place}]"
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).split("\n")[0][:200]
 
 
 def read_manifest(folder: str) -> dict[str, Any]:
@@ -220,6 +236,10 @@ def read_manifest(folder: str) -> dict[str, Any]:
     if manifest.get("version") != VERSION:
         version = manifest.get("version")
         raise ValueError(f"{path}: version {version}, this code reads {VERSION}")
+    shards: Any = manifest.get("shards")
+    known = isinstance(shards, list) and all(isinstance(shard, dict) for shard in shards)
+    if not known or any({"file", "bytes", "records"} - shard.keys() for shard in shards):
+        raise ValueError(f"{path}: does not say which shards there are; run prepare_data again")
     return manifest
 
 

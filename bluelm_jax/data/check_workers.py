@@ -5,12 +5,14 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import multiprocessing
-import signal
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from typing import NamedTuple
 
-from bluelm_jax.data.sample_checks import Checked, SampleChecker
+from bluelm_jax.data import worker_process
+from bluelm_jax.data.array_records import DamagedShardError
+from bluelm_jax.data.findings import Finding
+from bluelm_jax.data.sample_checks import STOPS, Checked, SampleChecker
 from bluelm_jax.data.sources import Records
 from bluelm_jax.data_config import SourceConfig
 
@@ -35,8 +37,18 @@ class ChunkChecker:
 
     def __call__(self, task: Task) -> list[Checked]:
         """What is known of each record."""
-        records, source = self._records[task.source], self._sources[task.source]
-        return [self._checker.check(records, i, source) for i in range(task.start, task.stop)]
+        return [self._checked(task.source, i) for i in range(task.start, task.stop)]
+
+    def _checked(self, number: int, index: int) -> Checked:
+        records, source = self._records[number], self._sources[number]
+        try:
+            return self._checker.check(records, index, source)
+        except DamagedShardError as error:  # No policy leaves it out; the other records count.
+            where = records.where(index)
+            finding = Finding(
+                "unreadable_source", source.path, index, where=where, detail=str(error)
+            )
+            return Checked([finding], [(STOPS, str(error))])
 
 
 _check: ChunkChecker | None = None
@@ -44,7 +56,7 @@ _check: ChunkChecker | None = None
 
 def _start_worker(check: ChunkChecker) -> None:
     global _check
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The main process decides when to stop.
+    worker_process.follow_parent()  # Which decides when to stop.
     _check = check
 
 

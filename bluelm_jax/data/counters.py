@@ -12,7 +12,8 @@ class Counters:
 
     Attributes:
       counts: events of each reason.
-      names: the first `max_names` samples of each reason, with what was wrong.
+      names: the first `max_names` different samples of each reason, with what was wrong; one that
+        comes again in a later epoch is counted again and named once.
       max_names: bound on the names kept for each reason.
     """
 
@@ -21,10 +22,13 @@ class Counters:
     names: dict[str, list[str]] = dataclasses.field(default_factory=dict)
 
     def add(self, reason: str, name: str | None = None, count: int = 1) -> None:
-        """Counts an event, and keeps the sample's name if there is room."""
+        """Counts an event, and keeps the sample's name if it is new and there is room."""
         self.counts[reason] = self.counts.get(reason, 0) + count
-        if name is not None and len(self.names.setdefault(reason, [])) < self.max_names:
-            self.names[reason].append(name)
+        if name is None:
+            return
+        kept = self.names.setdefault(reason, [])
+        if len(kept) < self.max_names and name not in kept:
+            kept.append(name)
 
     def state(self) -> dict[str, Any]:
         """A JSON-able copy."""
@@ -34,7 +38,8 @@ class Counters:
     def restore(self, state: dict[str, Any]) -> None:
         """Continues from what `state` returned."""
         self.counts = dict(state["counts"])
-        self.names = {reason: list(kept) for reason, kept in state["names"].items()}
+        # States of several hosts put together, and old ones, may name a sample more than once.
+        self.names = {reason: list(dict.fromkeys(kept)) for reason, kept in state["names"].items()}
 
     def summary(self) -> str:
         """One line for a log: every reason and its count."""

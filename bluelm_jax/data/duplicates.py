@@ -18,10 +18,18 @@ def key(data: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") or 1
 
 
+class ImageKey(NamedTuple):
+    """Keys of an image: of its content, of the file as such, and of its name in the record."""
+
+    content: int
+    file: int
+    name: int
+
+
 class Duplicate(NamedTuple):
     """A record and the first one like it, by their number in order of adding.
 
-    `name` is the key of the image's name; 0 where no image is meant.
+    `name` is the key of the image's name in its record; 0 where no image is meant.
     """
 
     kind: str
@@ -31,15 +39,16 @@ class Duplicate(NamedTuple):
 
 
 class Duplicates:
-    """Collects the keys of records in order: 16 bytes a record and 24 an image."""
+    """Collects the keys of records in order: 16 bytes a record and 32 an image."""
 
     def __init__(self):
         self._ids, self._samples = array.array("Q"), array.array("Q")
-        self._images, self._names, self._owners = (array.array("Q") for _ in range(3))
+        self._images, self._names, self._owners, self._files = (array.array("Q") for _ in range(4))
 
-    def add(self, id_key: int, sample_key: int, image_keys: Sequence[tuple[int, int]]) -> None:
-        """Adds the next record: keys of its id, its content, and (content, name) of its images."""
-        for content, name in image_keys:
+    def add(self, id_key: int, sample_key: int, image_keys: Sequence[ImageKey]) -> None:
+        """Adds the next record: keys of its id, its content, and of its images."""
+        for content, file, name in image_keys:
+            self._files.append(file)
             self._images.append(content)
             self._names.append(name)
             self._owners.append(len(self._ids))
@@ -53,10 +62,9 @@ class Duplicates:
         for again, first in repeats(_view(self._samples)):
             yield Duplicate("duplicate_sample", again, first)
         for again, first in repeats(_view(self._images)):
-            name = self._names[again]
-            if name != self._names[first]:
+            if self._files[again] != self._files[first]:
                 owners = self._owners[again], self._owners[first]
-                yield Duplicate("duplicate_image", *owners, name)
+                yield Duplicate("duplicate_image", *owners, self._names[again])
 
 
 def _view(keys: array.array) -> np.ndarray:

@@ -7,6 +7,7 @@ leaves out comes back as `Skipped`, with the reason to count and the sample's na
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -14,13 +15,15 @@ import numpy as np
 
 from bluelm_jax import patching
 from bluelm_jax.data import images
-from bluelm_jax.data.image_bytes import image_name
 from bluelm_jax.data.plans import Planner, UnreadableImageError
 from bluelm_jax.data.sample_plan import ImageSpan, Plan, truncate
 from bluelm_jax.data.sources import InvalidRecordError, Records
 from bluelm_jax.data_config import DataConfig, SourceConfig
 
 _T = TypeVar("_T")
+
+# Reasons for which samples are left out; other events are of samples that are used.
+LEFT_OUT = ("invalid_record", "overlong", "too_many_tiles", "unreadable_image")
 
 
 class OverlongError(ValueError):
@@ -109,19 +112,24 @@ class ExampleMaker:
         self.planner = planner
         self.config = planner.config if config is None else config
 
-    def plan_by_policy(self, record: Mapping[str, Any], source: SourceConfig, where: str) -> Plan:
-        """`plan`, without images if one is unreadable and the policy says so."""
-        try:
-            return self.planner.plan(record, source, where)
-        except UnreadableImageError as error:
-            return self._text_only(record, source, where, error)
+    def plan_by_policy(
+        self, record: Mapping[str, Any], source: SourceConfig, where: str, *, prompt: bool = False
+    ) -> Plan:
+        """`plan`, without images if one is unreadable and the policy says so.
 
-    def _text_only(self, record, source: SourceConfig, where: str, error: Exception) -> Plan:
-        if self.config.on_unreadable_image != "replace_with_text_only":
-            raise error
-        plan = self.planner.plan(record, source, where, with_images=False)
-        event = ("replaced_with_text_only", str(error))
-        return dataclasses.replace(plan, events=(*plan.events, event))
+        With `prompt`, what stands before the last answer, which must have text.
+        """
+        plan = self.planner.plan
+        if prompt:
+            plan = functools.partial(self.planner.plan_prompt, answered=True)
+        try:
+            return plan(record, source, where)
+        except UnreadableImageError as error:
+            if self.config.on_unreadable_image != "replace_with_text_only":
+                raise
+            event = ("replaced_with_text_only", str(error))
+            planned = plan(record, source, where, with_images=False)
+            return dataclasses.replace(planned, events=(*planned.events, event))
 
     def of_record(
         self,
@@ -130,8 +138,15 @@ class ExampleMaker:
         index: int,
         source: SourceConfig,
     ) -> _T | Skipped:
-        """What `make` (a method of this object) makes of record `index`, which may not parse."""
-        return self._apply_policies(lambda: make(records[index], source, records.where(index)))
+        """What `make` (a method of this object) makes of record `index`, which may not parse.
+
+        What a policy raises for says in its message how to leave such samples out.
+        """
+        try:
+            return self._apply_policies(lambda: make(records[index], source, records.where(index)))
+        except _REFUSALS as error:
+            advise(error)
+            raise
 
     def make(
         self, record: Mapping[str, Any], source: SourceConfig, where: str
@@ -146,20 +161,29 @@ class ExampleMaker:
         return self._apply_policies(lambda: self._fit(self.plan_by_policy(record, source, where)))
 
     def make_prompt(
-        self, record: Mapping[str, Any], source: SourceConfig, where: str, *, turn: int = -1
+        self,
+        record: Mapping[str, Any],
+        source: SourceConfig,
+        where: str,
+        *,
+        turn: int = -1,
+        answered: bool = False,
+        new_tokens: int = 0,
     ) -> Example | Skipped:
         """A prompt without its answer, and the answer as `reference`.
 
         The policies are those of training, but nothing is truncated: a question without its end
-        asks for nothing. 'truncate_text' raises for a prompt that is too long.
+        asks for nothing. 'truncate_text' raises for a prompt that is too long. With `answered`, a
+        record whose answer has no text is invalid. `new_tokens` are those that `seq_len` leaves
+        free behind a prompt, for the message.
         """
 
         def plan(with_images: bool) -> Plan:
             planned = self.planner.plan_prompt(
-                record, source, where, turn=turn, with_images=with_images
+                record, source, where, turn=turn, with_images=with_images, answered=answered
             )
             if planned.length > self.config.seq_len:
-                raise OverlongError(_too_long(planned, self.config.seq_len))
+                raise OverlongError(_too_long(planned, self.config.seq_len, new_tokens))
             return planned
 
         return self._apply_policies(lambda: self._with_pixels(plan))
@@ -227,10 +251,10 @@ class ExampleMaker:
             except images.ImageError as error:
                 raise UnreadableImageError(f"{plan.name}: {error}") from error
             if image.size != (span.width, span.height):
-                raise UnreadableImageError(
-                    f"{plan.name}: {image_name(span.file)}: decoded to {image.width}x{image.height}, "
-                    f"the header says {span.width}x{span.height}"
-                )
+                found = f"decoded to {image.width}x{image.height}"
+                wanted = f"the header says {span.width}x{span.height}"
+                file = images.file_name(span.file)
+                raise UnreadableImageError(f"{plan.name}: {file}: {found}, {wanted}")
             views.append(patching.make_views(image, plan.tiling, plan.num_images))
         return Example(
             name=plan.name,
@@ -253,6 +277,23 @@ def _kind_and_place(error: Exception) -> tuple[str, str]:
     return getattr(error, "kind", ""), getattr(error, "place", "")
 
 
-def _too_long(plan: Plan, limit: int) -> str:
+_REFUSALS = (InvalidRecordError, OverlongError, TooManyTilesError, UnreadableImageError)
+_POLICIES = ("on_invalid_record = 'skip'", "on_overlong = 'drop'", "on_too_many_tiles = 'skip'")
+
+
+def advise(error: Exception) -> None:
+    """Adds to the message of a sample's error which policy leaves such samples out."""
+    pairs = zip(_REFUSALS, (*_POLICIES, "on_unreadable_image = 'skip'"), strict=True)
+    policy = next(text for kind, text in pairs if isinstance(error, kind))
+    hint = f"DataConfig.{policy} leaves such samples out"
+    error.args = (f"{error} ({hint}; python -m experiments.validate_data lists all of them)",)
+
+
+def _too_long(plan: Plan, limit: int, new_tokens: int = 0) -> str:
     image_tokens = sum(span.stop - span.start for span in plan.images)
+    if new_tokens:
+        return (
+            f"{plan.name}: prompt of {plan.length} positions ({image_tokens} of images) + "
+            f"{new_tokens} new tokens exceeds max_length = {limit + new_tokens}"
+        )
     return f"{plan.name}: {plan.length} positions ({image_tokens} of images), seq_len = {limit}"

@@ -2,7 +2,7 @@
 
 Needs the package `datasets`, which reads nothing from a network here: the tables stay in Arrow files,
 memory mapped by every process (parquet is converted once, into the package's cache). Images stay
-undecoded.
+undecoded, other columns unread, and nothing is written beside the data set.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 from bluelm_jax.data.image_bytes import ImageBytes
 
 TABLES = (".parquet", ".arrow")
+COLUMNS = ("id", "conversations", "image", "images")
 _MARKS = ("dataset_info.json", "state.json")
 
 
@@ -28,8 +29,8 @@ class DatasetRecords:
     """Rows with `conversations` and perhaps `image` or `images`.
 
     `conversations` is a list of turns or, as the package stores one, a struct of lists. Images are
-    paths, lists of paths, or the package's own feature, as bytes or path. Keys without a value are
-    left out. Pickles as the names.
+    paths, lists of paths, or the package's own feature, as bytes or path. Keys without a value and
+    columns other than `COLUMNS` are left out. Pickles as the names.
 
     Args:
       names: one folder of `save_to_disk`, or parquet and arrow files of one kind.
@@ -40,7 +41,7 @@ class DatasetRecords:
 
     def __init__(self, names: Sequence[str]):
         self._names: Sequence[str] = [str(name) for name in names]
-        self._rows = _without_decoding(_load(self._names))
+        self._rows = _known_columns(_load(self._names), self._names[0])
 
     def __getstate__(self):
         return {"_names": self._names}
@@ -52,14 +53,19 @@ class DatasetRecords:
         return len(self._rows)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        row = {key: value for key, value in self._rows[index].items() if value is not None}
-        if "image" not in row and "images" in row:
-            row["image"] = row.pop("images")
+        row = {key: value for key, value in self._row(index).items() if value is not None}
+        images = row.pop("images", None)
+        if "image" not in row and images is not None:
+            row["image"] = images
         if "image" in row:
             row["image"] = _to_files(row["image"], self.where(index))
         if isinstance(row.get("conversations"), Mapping):
             row["conversations"] = _to_turns(row["conversations"])
         return row
+
+    def _row(self, index: int) -> dict[str, Any]:
+        row: Any = self._rows[index]  # An Arrow table of one row.
+        return row.to_pylist()[0]
 
     def where(self, index: int) -> str:
         """Name of the data set and row."""
@@ -101,17 +107,16 @@ def _load(names: Sequence[str]):
         raise ValueError(f"{first}: cannot be read: {str(error)[:200]}") from error
 
 
-def _without_decoding(table):
-    """`table` with the images' bytes and paths instead of pixels."""
-    datasets = _package()
-    for name in ("image", "images"):
-        feature = table.features.get(name)
-        inner = getattr(feature, "feature", None)
-        if isinstance(feature, datasets.Image):
-            table = table.cast_column(name, datasets.Image(decode=False))
-        elif isinstance(inner, datasets.Image):
-            table = table.cast_column(name, datasets.List(datasets.Image(decode=False)))
-    return table
+def _known_columns(table, name: str):
+    """`table` without other columns, its rows as Arrow stores them: images as bytes and paths.
+
+    A cast to an undecoded feature would write a converted copy into the data set's folder.
+    """
+    known = [column for column in table.column_names if column in COLUMNS]
+    if not known:
+        found = ", ".join(table.column_names) or "none"
+        raise ValueError(f"{name}: columns {found}; needs 'conversations'")
+    return table.select_columns(known).with_format("arrow")
 
 
 def _to_files(entry: Any, where: str) -> Any:

@@ -28,7 +28,7 @@ from typing import Literal
 
 from PIL import Image
 
-from bluelm_jax.data.image_bytes import ImageBytes, ImageFile, image_name
+from bluelm_jax.data.image_bytes import ImageBytes, ImageFile
 from bluelm_jax.data.pixel_modes import to_rgb
 
 BadImageKind = Literal[
@@ -84,7 +84,7 @@ class ImageError(ValueError):
     """An image file that cannot be used.
 
     Attributes:
-      path: the file, as given.
+      path: the file, as given; of bytes the file's name, since callers name the record.
       kind: a short name of the cause, for counting.
       reason: the cause in words.
       size: (width, height) in pixels that the file declares, None where it declares none.
@@ -97,11 +97,16 @@ class ImageError(ValueError):
         self.path, self.kind, self.reason, self.size = path, kind, reason, size
 
     def __str__(self) -> str:
-        size = "size unknown" if self.size is None else f"{self.size[0]}x{self.size[1]}"
-        return f"{self.path}: {self.reason} ({size})"
+        size = "" if self.size is None else f" ({self.size[0]}x{self.size[1]})"
+        return f"{self.path}: {self.reason}{size}"
 
 
 DEFAULT_LIMITS = ImageLimits()
+
+
+def file_name(file: ImageFile) -> str:
+    """Path of a file, or the name of bytes without the record that holds them."""
+    return file.name if isinstance(file, ImageBytes) else os.fspath(file)
 
 
 def read_image(file: ImageFile, limits: ImageLimits = DEFAULT_LIMITS) -> Image.Image:
@@ -117,7 +122,7 @@ def read_image(file: ImageFile, limits: ImageLimits = DEFAULT_LIMITS) -> Image.I
     Raises:
       ImageError: the file is missing, empty, not an image, damaged or outside `limits`.
     """
-    path = image_name(file)
+    path = file_name(file)
     with open_header(file) as image:
         orientation = exif_orientation(image)
         check_limits(path, upright_size(image, orientation), limits)
@@ -143,7 +148,7 @@ def read_size(file: ImageFile, limits: ImageLimits | None = None) -> tuple[int, 
       ImageError: the file is missing, empty, not an image, or outside `limits`. Damage after the
         header goes unseen.
     """
-    path = image_name(file)
+    path = file_name(file)
     with open_header(file) as image:
         size = upright_size(image, exif_orientation(image))
         if limits is not None:
@@ -154,7 +159,7 @@ def read_size(file: ImageFile, limits: ImageLimits | None = None) -> tuple[int, 
 @contextmanager
 def open_header(source: ImageFile) -> Iterator[Image.Image]:
     """The file as a Pillow image whose header is parsed and whose pixels are not; or ImageError."""
-    path = image_name(source)
+    path = file_name(source)
     with _opened(source, path) as file, _parse_header(path, file) as image:
         yield image
 
@@ -179,7 +184,8 @@ def _opened(source: ImageFile, path: str) -> io.BufferedReader | io.BytesIO:
             raise
         looped = isinstance(error, OSError) and error.errno == errno.ELOOP
         kind = "symlink_loop" if looped else "missing"
-        raise ImageError(path, kind, f"cannot be opened: {error}") from error
+        cause = getattr(error, "strerror", None) or error  # `error` repeats the path.
+        raise ImageError(path, kind, f"cannot be opened: {cause}") from error
 
 
 def _parse_header(path: str, file: io.BufferedReader | io.BytesIO) -> Image.Image:
@@ -274,7 +280,10 @@ def resolve_path(root: str | os.PathLike[str], name: str) -> str:
         raise ImageError(repr(name), "bad_name", "not a file name")
     if os.path.isabs(name):
         raise ImageError(name, "absolute_path", f"absolute path; must be relative to {root}")
-    path = os.path.realpath(os.path.join(root, name))
+    try:
+        path = os.path.realpath(os.path.join(root, name))
+    except UnicodeError as error:  # Half of a surrogate pair; shown as an escape.
+        raise ImageError(ascii(name), "bad_name", "not a file name: half a surrogate pair") from error
     if os.path.commonpath((root, path)) != root:
         raise ImageError(name, "outside_root", f"leads to {path}, outside of {root}")
     return path

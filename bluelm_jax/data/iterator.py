@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import grain
@@ -42,8 +43,12 @@ class BatchIterator(grain.DatasetIterator):
       examples: the outcome of every place of the order that all hosts share.
       shape: sizes of a batch.
       config: the data config.
-      order_id: names the order of samples, so that a state is not used with another one.
-      num_records: records of all sources; so many left out one after the other are an error.
+      order_id: names the order of samples and, behind a '_', the records, so that a state is not
+        used with others.
+      num_records: records of all sources. When twice as many were left out one after the other, and
+        whenever their number has doubled since, `any_used` is asked.
+      any_used: whether the policies leave any record at all; if not, it is an error.
+      period: of this host's places; so many left out one after the other are an error.
       host: which host this is among how many; it reads places host.rank + k * host.total.
 
     Attributes:
@@ -60,11 +65,14 @@ class BatchIterator(grain.DatasetIterator):
         config: DataConfig,
         order_id: str,
         num_records: int,
+        any_used: Callable[[], bool],
+        period: int = sys.maxsize,
         host: Host = ALONE,
     ):
         super().__init__()
         self._examples, self._shape, self._config = examples, shape, config
-        self._order_id, self._num_records, self._host = order_id, num_records, host
+        self._order_id, self._any_used, self._host = order_id, any_used, host
+        self._period, self._patience = period, 2 * num_records
         self.counters = Counters(config.max_names)
         self.fill: dict[str, float] = {}
         self.placed: list[tuple[int, int]] = []
@@ -148,11 +156,25 @@ class BatchIterator(grain.DatasetIterator):
                 return _Waiting(place, made)
             self.counters.add(made.reason, made.detail)
             self._left_out += 1
-            if self._left_out > 2 * self._num_records:  # An endless stream would never end.
-                raise ValueError(f"every sample is left out; the last one: {made.detail}")
+            if self._left_out > self._patience:  # An endless stream would never end.
+                self._check_any_used(made.detail)
             if self._config.packing is None and keeps_its_row(tree):
                 return _Waiting(place, batching.empty_example(self._shape, made.detail))
         return None
+
+    def _check_any_used(self, detail: str) -> None:
+        """Raises if nothing but left out samples can follow.
+
+        A gap by itself says little: a source of small weight may hold the only good records.
+        """
+        if not self._any_used():
+            raise ValueError(f"every sample is left out; the last one: {detail}")
+        if self._left_out > self._period:
+            raise ValueError(
+                f"every sample of host {self._host} is left out, and without shuffle it never gets "
+                f"another; the last one: {detail}"
+            )
+        self._patience = 2 * self._left_out
 
     def _open(self) -> Stream:
         mine = self._examples[self._host.rank :: self._host.total]
@@ -181,14 +203,11 @@ class BatchIterator(grain.DatasetIterator):
         """Continues from a state; the number of workers may differ, the order of samples not.
 
         Raises:
-          ValueError: the state was taken from a different order of samples, or from another host
+          ValueError: the state was taken from a different order of samples, from other records
+            (states of before records were compared are taken), or from another host
             (`host_states.merge_states` turns the states of N hosts into those of M).
         """
-        if state["order"] != self._order_id:
-            raise ValueError(
-                f"the data state belongs to order {state['order']}, this config has "
-                f"{self._order_id}: one of records, weights, seed, shuffle, epochs differs"
-            )
+        _check_order(state["order"], self._order_id)
         if tuple(state["host"]) != self._host:
             raise ValueError(
                 f"the data state is of host {Host(*state['host'])}, this is host {self._host}: "
@@ -226,3 +245,20 @@ class BatchIterator(grain.DatasetIterator):
         if not self._closed:
             self._closed = True
             self._close_reader()
+
+
+def _check_order(given: str, own: str) -> None:
+    """Raises unless a state's order id fits this config's; one without records is of an old state."""
+    order, _, records = given.partition("_")
+    own_order, _, own_records = own.partition("_")
+    if order != own_order:
+        raise ValueError(
+            f"the data state belongs to order {given}, this config has {own}: one of number of "
+            "records, weights, seed, shuffle, epochs differs"
+        )
+    if records not in ("", own_records):
+        raise ValueError(
+            f"the data state was taken from other records (fingerprint {records}, here "
+            f"{own_records}): a source has as many as then, but they differ; give the old data, or "
+            "start a new run"
+        )

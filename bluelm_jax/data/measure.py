@@ -6,6 +6,7 @@ All of it from image headers alone: no pixel is decoded.
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from bluelm_jax.data import packing
 from bluelm_jax.data.batching import BatchShape
-from bluelm_jax.data.examples import ExampleMaker
+from bluelm_jax.data.examples import ExampleMaker, advise
 from bluelm_jax.data.packing import Size
 from bluelm_jax.data.plans import UnreadableImageError
 from bluelm_jax.data.sample_plan import truncate
@@ -44,17 +45,23 @@ class Measurement:
 
 
 def measure(
-    order: grain.MapDataset, records: Sequence[Records], maker: ExampleMaker, num_batches: int
+    order: grain.MapDataset,
+    records: Sequence[Records],
+    maker: ExampleMaker,
+    num_batches: int,
+    prompts: bool = False,
+    period: int = sys.maxsize,
 ) -> Measurement:
     """Sizes of the first `num_batches` batches of an order of (source, record) pairs.
 
-    One sample a row; bounds of the config play no part. See `Pipeline.measure`.
+    One sample a row; bounds of the config play no part. See `Pipeline.measure`. `period` is the
+    number of places after which the order brings nothing new.
 
     Raises:
       InvalidRecordError, UnreadableImageError: unless the policy deals with them.
     """
     rows = num_batches * maker.config.batch_size
-    sizes = _sizes(order, records, maker, rows)
+    sizes = _sizes(order, records, maker, rows, prompts=prompts, period=period)
     lengths = np.array([length for length, _ in sizes], np.int64)
     views = np.array([views for _, views in sizes], np.int64)
     padded = np.zeros(rows, np.int64)
@@ -143,14 +150,18 @@ def choose_tiles(sizes: Sequence[Size], shape: BatchShape, rule: Packing) -> Fil
 
 
 def packed_sizes(
-    order: grain.MapDataset, records: Sequence[Records], maker: ExampleMaker, count: int
+    order: grain.MapDataset,
+    records: Sequence[Records],
+    maker: ExampleMaker,
+    count: int,
+    period: int = sys.maxsize,
 ) -> list[Size]:
     """Sizes of the first `count` samples that are not left out, cut to a row where policy says so.
 
     Raises:
       InvalidRecordError, UnreadableImageError: unless the policy deals with them.
     """
-    sizes = _sizes(order, records, maker, count, maker.config.seq_len)
+    sizes = _sizes(order, records, maker, count, maker.config.seq_len, period=period)
     return [Size(*size) for size in sizes]
 
 
@@ -160,6 +171,8 @@ def _sizes(
     maker: ExampleMaker,
     count: int,
     limit: int | None = None,
+    prompts: bool = False,
+    period: int = sys.maxsize,
 ) -> list[tuple[int, int]]:
     """(positions, tiles) of the first `count` samples that are not left out.
 
@@ -174,31 +187,40 @@ def _sizes(
         key: Any = order[place]
         source, index = key
         if key not in known:
-            known[key] = _size(maker, records[source], source, index, limit)
+            known[key] = _size(maker, records[source], source, index, limit, prompts)
         size = known[key]
         if size is not None:
             sizes.append(size)
-        elif len(known) == total and not any(known.values()):
+        elif not sizes and (len(known) == total or place + 1 >= period):
             break  # Every sample is left out: an endless stream would never end.
     return sizes
 
 
 def _size(
-    maker: ExampleMaker, records: Records, source: int, index: int, limit: int | None
+    maker: ExampleMaker,
+    records: Records,
+    source: int,
+    index: int,
+    limit: int | None,
+    prompts: bool,
 ) -> tuple[int, int] | None:
     """(positions, tiles) of a sample; None if a policy skips it."""
     config = maker.config
     try:
-        plan = maker.plan_by_policy(records[index], config.sources[source], records.where(index))
+        plan = maker.plan_by_policy(
+            records[index], config.sources[source], records.where(index), prompt=prompts
+        )
         if limit is not None and plan.length > limit:
             if config.on_overlong != "truncate_text":
                 return None
             plan = truncate(plan, limit)
         return plan.length, plan.num_views
-    except InvalidRecordError:
+    except InvalidRecordError as error:
         if config.on_invalid_record == "raise":
+            advise(error)
             raise
-    except UnreadableImageError:
+    except UnreadableImageError as error:
         if config.on_unreadable_image == "raise":
+            advise(error)
             raise
     return None

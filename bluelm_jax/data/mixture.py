@@ -9,7 +9,9 @@ no record comes twice more than another of its source.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import functools
 import math
 import sys
 from collections.abc import Iterator, Sequence
@@ -42,10 +44,56 @@ def order(config: DataConfig, counts: Sequence[int]) -> grain.MapDataset:
         epochs = Union(streams, sizes, seed)
         length = sys.maxsize if config.epochs is None else config.epochs * sum(sizes)
         return grain.MapDataset.range(length).map(epochs)
-    streams = [stream.repeat(config.epochs) for stream in streams]
-    if len(streams) > 1:
-        return grain.MapDataset.mix(streams, [source.weight for source in config.sources])
-    return streams[0]
+    if len(streams) == 1:
+        return streams[0].repeat(config.epochs)
+    weights = [source.weight for source in config.sources]
+    mixed = grain.MapDataset.mix([stream.repeat(None) for stream in streams], weights)
+    if config.epochs is None:
+        return mixed
+    # Grain's own length rounds down, and may end before the last record of any source.
+    return mixed[: _first_through(proportions(weights), [config.epochs * n for n in counts])]
+
+
+def proportions(weights: Sequence[float]) -> list[int]:
+    """The whole numbers in whose proportion grain mixes; the least weight becomes 100."""
+    scale = 100 / min(weights)
+    return [int(weight * scale) for weight in weights]
+
+
+def _first_through(parts: Sequence[int], sizes: Sequence[int]) -> int:
+    """Places of a mixture before the one at which it is the turn of a source that is through."""
+
+    def given(source: int, places: int) -> int:
+        """Samples that a source gives to the first places: grain deals one source after another."""
+        left = sum(parts)
+        for part in parts[:source]:
+            places, left = places * (left - part) // left, left - part
+        return places - places * (left - parts[source]) // left
+
+    places = range(sum(parts) * (max(sizes) + 2))
+    return min(
+        bisect.bisect_right(places, size, key=functools.partial(given, source)) - 1
+        for source, size in enumerate(sizes)
+    )
+
+
+def period(config: DataConfig, counts: Sequence[int]) -> int:
+    """Places after which the order comes again; without an end where it is shuffled.
+
+    So a host that reads every n-th place has seen all that it will ever see after as many of its own.
+    """
+    if config.shuffle:
+        return sys.maxsize
+    if len(counts) == 1 and not by_repeat(config):
+        return counts[0]
+    if by_repeat(config):
+        steps = epoch_sizes(config.sources, counts)
+    else:
+        steps = proportions([source.weight for source in config.sources])
+        common = math.gcd(*steps)
+        steps = [step // common for step in steps]
+    rounds = [n // math.gcd(n, step) for n, step in zip(counts, steps, strict=True)]
+    return sum(steps) * math.lcm(*rounds)
 
 
 def by_repeat(config: DataConfig) -> bool:

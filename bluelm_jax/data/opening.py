@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import glob
+import hashlib
+import json
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -12,10 +14,12 @@ import numpy as np
 
 from bluelm_jax.data import hf_datasets
 from bluelm_jax.data.array_records import MANIFEST, ArrayRecords, open_shards
-from bluelm_jax.data.sources import FileRecords, Records
+from bluelm_jax.data.image_bytes import ImageBytes
+from bluelm_jax.data.sources import FileRecords, InvalidRecordError, Records
 from bluelm_jax.data_config import SourceConfig
 
 _SHARD = ".array_record"
+_LOOKED_AT = 16  # Records of a source that its fingerprint is made of.
 
 
 class Subset:
@@ -79,16 +83,42 @@ def select(records: Records, source: SourceConfig, seed: int) -> Records:
     return Subset(records, count, seed if field == "random" else None)
 
 
+def fingerprint(records: Records) -> str:
+    """Tells records from others of the same number, by a few that are spread evenly over them.
+
+    Hashes id, names of images and conversation. So the same records have the same fingerprint
+    wherever their file lies, and whether it is JSON or shards made of it; a change in a record that
+    is not looked at goes unseen. Reads at most 16 records.
+    """
+    last = len(records) - 1
+    places = sorted({k * last // (_LOOKED_AT - 1) for k in range(_LOOKED_AT)}) if last >= 0 else []
+    digest = hashlib.sha256(str(len(records)).encode())
+    for place in places:
+        digest.update(_content(records, place))
+    return digest.hexdigest()[:16]
+
+
+def _content(records: Records, index: int) -> bytes:
+    """What `fingerprint` looks at of a record."""
+    try:
+        record = records[index]
+    except InvalidRecordError as error:
+        return error.kind.encode()
+    entry = record.get("image") or []
+    names = [
+        each.name if isinstance(each, ImageBytes) else each
+        for each in (entry if isinstance(entry, list) else [entry])
+    ]
+    content = (record.get("id"), names, record.get("conversations"))
+    return json.dumps(content, sort_keys=True, default=repr).encode()
+
+
 def open_all(source: SourceConfig) -> Records:
     """Every record of what `source.path` names."""
     path = pathlib.Path(source.path)
     if path.is_dir():
         return _open_folder(path)
-    names = [source.path]
-    if not path.exists() and glob.has_magic(source.path):
-        names = sorted(glob.glob(source.path))
-        if not names:
-            raise ValueError(f"{source.path}: no file has such a name")
+    names = matching(source.path)
     kinds = {_kind(name) for name in names}
     if kinds == {_SHARD}:
         return ArrayRecords(names)
@@ -100,6 +130,20 @@ def open_all(source: SourceConfig) -> Records:
             "parquet or arrow files, all of one kind"
         )
     return FileRecords(names[0], source.index_dir)
+
+
+def matching(path: str) -> list[str]:
+    """The names that `path` means: itself, or in order those that it is a pattern of.
+
+    Raises:
+      ValueError: it is a pattern of no name.
+    """
+    if pathlib.Path(path).exists() or not glob.has_magic(path):
+        return [path]
+    names = sorted(glob.glob(path))
+    if not names:
+        raise ValueError(f"{path}: no file has such a name")
+    return names
 
 
 def _existing(names: list[str]) -> Records:

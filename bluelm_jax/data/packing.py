@@ -3,7 +3,7 @@
 A batch offers two kinds of room: L positions a row, and I tiles a group of rows. `FirstFit` takes
 samples as they come. `fill_rows` fills one row after the other with the set of waiting samples that
 leaves least of both kinds unused. Neither sees a token or a pixel, so what packing will do can be
-computed from image headers (`measure.measure_packing`) by the code that a run uses.
+computed from image headers (`Pipeline.measure_packing`) by the code of a run.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
@@ -50,13 +51,16 @@ class Filled(Generic[S]):
     Attributes:
       placed: (row, sample), in the order of placing.
       waiting: samples left for the next batch, first come first.
-      partial: the data ended before the batch was full and nothing waits.
+      partial: the data ended, nothing waits, and a row has positions free and fewer samples than it
+        may hold. Tiles play no part, since a sample may have none.
     """
 
     placed: list[tuple[int, S]]
     waiting: list[S]
     partial: bool
 
+
+MOST_BITS = 2**26  # Of sums in one search, where `max_samples_per_row` multiplies them: 8 MiB.
 
 Read = Callable[[], S | None]
 Unplaced = Callable[[S, "FirstFit", Sequence[tuple[int, S]]], None]
@@ -148,20 +152,18 @@ def _first_fit(
         if unplaced is not None:
             unplaced(item, packer, placed)
         waiting.append(item)
-    waiting += queue
-    return Filled(placed, waiting, ended and not waiting)
+    return Filled(placed, [*waiting, *queue], ended and not waiting and not queue)
 
 
 def _fill_rows(shape: BatchShape, lookahead: int, queue: Sequence[S], read: Read[S]) -> Filled[S]:
     """Row by row: the sample that waits longest, and the best company for it among the others.
 
-    Before each row, samples are read until `lookahead` wait. A row starts with the sample that has
-    waited longest among those whose tiles fit; in the first row of a group all do. So a sample is
-    placed after at most lookahead / G batches, and mostly after lookahead / B.
+    Before each row, samples are read until `lookahead` wait. A row starts with the sample that waits
+    longest among those whose tiles fit, all in a group's first row. So a sample is placed after at
+    most lookahead / G batches, and mostly after lookahead / B.
     """
     per_group = shape.batch_size // shape.tile_groups
-    placed: list[tuple[int, S]] = []
-    waiting, ended, free = list(queue), False, 0
+    placed, waiting, ended, free, full = [], list(queue), False, 0, True
     for row in range(shape.batch_size):
         while len(waiting) < lookahead and not ended:
             item = read()
@@ -173,17 +175,23 @@ def _fill_rows(shape: BatchShape, lookahead: int, queue: Sequence[S], read: Read
         chosen = choose(sizes, shape, free, rows_left)
         free -= sum(sizes[i].num_views for i in chosen)
         placed += [(row, waiting[i]) for i in chosen]
+        full &= (
+            sum(sizes[i].length for i in chosen) == shape.seq_len
+            or len(chosen) == shape.max_samples_per_row
+        )
         waiting = [each for i, each in enumerate(waiting) if i not in chosen]
-    return Filled(placed, waiting, ended and not waiting)
+    return Filled(placed, waiting, ended and not waiting and not full)
 
 
 def choose(sizes: Sequence[Size], shape: BatchShape, free: int, rows_left: int) -> list[int]:
     """Which samples to put in a row: the first that fits, and the best company for it.
 
-    All sums of positions and tiles that sets of samples can reach are found exactly (subset sums,
-    as bits of integers); the one taken has least positions unused, as a share of the row, plus
-    tiles away from the row's even share of `free`, as a share of a row's tiles. The group's last
-    row takes all that is left, if it can.
+    All sums of positions and tiles that sets of samples can reach are found exactly (subset sums, as
+    bits of integers); the one taken has least positions unused, as a share of the row, plus tiles
+    away from the row's even share of `free`, as a share of a row's tiles. The last row of a group
+    takes all that is left, if it can. Where `max_samples_per_row` binds, there are
+    sums for each number of members; above `MOST_BITS`, first without the bound, and if the set is
+    too large, among the longest that a row may hold.
 
     Args:
       sizes: samples that wait, first come first.
@@ -194,14 +202,11 @@ def choose(sizes: Sequence[Size], shape: BatchShape, free: int, rows_left: int) 
     Returns:
       Indices into `sizes`, ascending; [] if no sample fits.
     """
-    first = next((i for i, each in enumerate(sizes) if each.num_views <= free), None)
-    if first is None:
+    if (first := next((i for i, s in enumerate(sizes) if s.num_views <= free), None)) is None:
         return []
     room = Size(shape.seq_len - sizes[first].length, free - sizes[first].num_views)
-    others = [i for i, each in enumerate(sizes) if i != first and _fits(each, room)]
-    limit = shape.max_samples_per_row
-    count = len(others) if limit is None else min(limit - 1, len(others))
-    sums = SubsetSums([sizes[i] for i in others], room, count)
+    fit = [each.length <= room.length and each.num_views <= room.num_views for each in sizes]
+    others = [i for i in range(len(sizes)) if fit[i] and i != first]
     share = free / rows_left - sizes[first].num_views
     tiles_per_row = max(1.0, shape.tiles_per_group * shape.tile_groups / shape.batch_size)
 
@@ -209,12 +214,20 @@ def choose(sizes: Sequence[Size], shape: BatchShape, free: int, rows_left: int) 
         positions = (room.length - total.length) / shape.seq_len
         return positions + abs(share - total.num_views) / tiles_per_row
 
-    best = min(sums.fullest(), key=lambda total: (unused(total), total))
-    return sorted([first, *(others[k] for k in sums.members(best))])
+    def search(among: Sequence[int], count: int) -> list[int]:
+        sums = SubsetSums([sizes[i] for i in among], room, count)
+        best = min(sums.fullest(), key=lambda total: (unused(total), total))
+        return [among[k] for k in sums.members(best)]
 
-
-def _fits(size: Size, room: Size) -> bool:
-    return size.length <= room.length and size.num_views <= room.num_views
+    ends = itertools.accumulate(sorted(sizes[i].length for i in others))
+    limit = shape.max_samples_per_row or len(sizes)
+    count = limit - 1 if limit <= sum(end <= room.length for end in ends) else len(others)
+    if (count + 1) * table_bits([sizes[i] for i in others], room) <= MOST_BITS:
+        return sorted([first, *search(others, count)])
+    found = search(others, len(others))
+    if len(found) > count:
+        found = search(sorted(sorted(others, key=lambda i: -sizes[i].length)[:count]), count)
+    return sorted([first, *found])
 
 
 class SubsetSums:
@@ -230,7 +243,7 @@ class SubsetSums:
         # With no bound on the members there is one level, which a set never leaves.
         self._bounded = count < len(sizes)
         self._stride = 2 * room.length + 1
-        valid = _valid(room.length, self._max_tiles(), self._stride)
+        valid = _valid(room.length, _max_tiles(sizes, room), self._stride)
         levels = [1] + [0] * (count if self._bounded else 0)
         self._history = [levels]
         for size in sizes:
@@ -239,12 +252,6 @@ class SubsetSums:
             below = [0, *added[:-1]] if self._bounded else added
             levels = [old | new for old, new in zip(levels, below, strict=True)]
             self._history.append(levels)
-
-    def _max_tiles(self) -> int:
-        """Bound on the tiles of a set that fits: no sample has more of them a position."""
-        densest = max((s.num_views / max(1, s.length) for s in self._sizes), default=0.0)
-        total = sum(s.num_views for s in self._sizes)
-        return min(self._room.num_views, total, int(densest * self._room.length) + 1)
 
     def fullest(self) -> list[Size]:
         """For each number of tiles that can be reached, the sum with most positions."""
@@ -269,6 +276,18 @@ class SubsetSums:
             at -= self._sizes[i].num_views * self._stride + self._sizes[i].length
             level -= self._bounded
         return chosen[::-1]
+
+
+def _max_tiles(sizes: Sequence[Size], room: Size) -> int:
+    """Bound on the tiles of a set that fits: no sample has more of them a position."""
+    densest = max((s.num_views / max(1, s.length) for s in sizes), default=0.0)
+    total = sum(s.num_views for s in sizes)
+    return min(room.num_views, total, int(densest * room.length) + 1)
+
+
+def table_bits(sizes: Sequence[Size], room: Size) -> int:
+    """Bits that `SubsetSums` keeps for one number of members."""
+    return (len(sizes) + 1) * (_max_tiles(sizes, room) + 1) * (2 * room.length + 1)
 
 
 def _valid(positions: int, tiles: int, stride: int) -> int:

@@ -16,21 +16,22 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import grain
 
-from bluelm_jax.data import batching, mixture
+from bluelm_jax.data import batching, conversation, mixture
 from bluelm_jax.data import measure as measuring
 from bluelm_jax.data import tokenizer as tokenizers
 from bluelm_jax.data.counters import Counters
 from bluelm_jax.data.examples import Example, ExampleMaker, Skipped
 from bluelm_jax.data.host_states import Host
 from bluelm_jax.data.iterator import BatchIterator
-from bluelm_jax.data.opening import open_records
+from bluelm_jax.data.opening import fingerprint, open_records
 from bluelm_jax.data.plans import Planner
 from bluelm_jax.data.prepare import Prepare
-from bluelm_jax.data.sources import Records
+from bluelm_jax.data.sources import InvalidRecordError, Records, sample_name
 from bluelm_jax.data_config import DataConfig, Packing, SourceConfig
 from bluelm_jax.layout import Side
 
@@ -86,38 +87,66 @@ class Pipeline:
 
     def shared_order(self) -> grain.MapDataset:
         """(source, record) of every place of the order that all hosts share."""
-        return mixture.order(self.config, [len(records) for records in self.records])
+        return mixture.order(self.config, self._counts())
+
+    def _counts(self) -> list[int]:
+        return [len(records) for records in self.records]
 
     def order_id(self) -> str:
-        """Changes whenever `shared_order` does; a state is only valid for the order it is from."""
+        """Changes whenever `shared_order` does; a state is only valid for the order it is from.
+
+        Behind a '_' stands a fingerprint of the records (`opening.fingerprint`).
+        """
         config = self.config
         sources = [
             (len(r), s.weight, *_selection(s))
             for r, s in zip(self.records, config.sources, strict=True)
         ]
         what = (sources, config.shuffle, config.seed, config.epochs)
-        return hashlib.sha256(repr(what).encode()).hexdigest()[:16]
+        found = [fingerprint(records) for records in self.records]
+        order, records = (hashlib.sha256(repr(x).encode()).hexdigest()[:16] for x in (what, found))
+        return f"{order}_{records}"
 
     def examples(self) -> grain.MapDataset:
         """The prepared outcome of every place of the order that hosts share, by random access."""
         return self.shared_order().map(self._prepare)
 
     def __iter__(self) -> BatchIterator:
-        total = sum(map(len, self.records))
         return BatchIterator(
-            self.examples(), self.shape, self.config, self.order_id(), total, self._host
+            self.examples(),
+            self.shape,
+            self.config,
+            self.order_id(),
+            sum(self._counts()),
+            self._any_used,
+            mixture.period(self.config, self._counts()),
+            self._host,
         )
 
+    def _any_used(self) -> bool:
+        """Whether the policies leave any record of any source; reads up to the first such one."""
+        keys = ((i, k) for i, count in enumerate(self._counts()) for k in range(count))
+        return any("skipped" not in self._prepare(key) for key in keys)
+
     def prompts(
-        self, source: int = 0, *, turn: int = -1, counters: Counters | None = None
+        self,
+        source: int = 0,
+        *,
+        turn: int = -1,
+        counters: Counters | None = None,
+        answered: bool = False,
+        new_tokens: int = 0,
     ) -> Iterator[Example]:
         """Every record of a source as a prompt with its reference answer, in file order.
 
         What a policy leaves out is passed over; `counters` counts and names it, and what a policy
-        changed.
+        changed. `answered` and `new_tokens` are those of `ExampleMaker.make_prompt`. A record with
+        answers, but without number `turn` among them, is invalid.
         """
         config, records = self.config.sources[source], self.records[source]
-        make = functools.partial(self.maker.make_prompt, turn=turn)
+        make = functools.partial(
+            self._make_prompt, turn=turn, answered=answered, new_tokens=new_tokens
+        )
         for i in range(len(records)):
             made = self.maker.of_record(make, records, i, config)
             skipped = isinstance(made, Skipped)
@@ -128,14 +157,27 @@ class Pipeline:
             if not skipped:
                 yield made
 
-    def measure(self, num_batches: int | None = None) -> measuring.Measurement:
+    def _make_prompt(
+        self, record: Mapping[str, Any], source: SourceConfig, where: str, turn: int, **options: Any
+    ) -> Example | Skipped:
+        name = sample_name(record, where)
+        turns, _ = conversation.read_turns(record, name)
+        answers = sum(each.speaker == conversation.ASSISTANT for each in turns)
+        if answers and not -answers <= turn < answers:
+            raise InvalidRecordError(f"{name}: no answer number {turn}, it has {answers}")
+        return self.maker.make_prompt(record, source, where, turn=turn, **options)
+
+    def measure(
+        self, num_batches: int | None = None, *, prompts: bool = False
+    ) -> measuring.Measurement:
         """Sizes that the first `num_batches` batches need, from image headers alone.
 
         Assumes one sample a row and no sample dropped for its length or number of tiles; the bounds
         in the config play no part. With the same seed, every tiling sees the same samples in the
         same batches, so the results are exact for a controlled comparison. An endless stream
         shuffles each epoch anew, so give as many batches as the run has steps; finite epochs may
-        give None for all of them.
+        give None for all of them. With `prompts`, the sizes are those of what stands before each
+        sample's last answer, as `prompts(answered=True)` has it.
 
         Raises:
           ValueError: `num_batches` is None and the stream is endless, or the policies leave no
@@ -147,7 +189,8 @@ class Pipeline:
             if self.config.epochs is None:
                 raise ValueError("measure(num_batches=None) needs finite epochs")
             num_batches = -(-len(order) // self.config.batch_size)
-        found = measuring.measure(order, self.records, self.maker, num_batches)
+        period = mixture.period(self.config, self._counts())
+        found = measuring.measure(order, self.records, self.maker, num_batches, prompts, period)
         if found.max_length == 0:
             files = ", ".join(source.path for source in self.config.sources)
             raise ValueError(f"no sample of {files} is left by the policies; see validate_data")
@@ -162,7 +205,8 @@ class Pipeline:
         Raises:
           InvalidRecordError, UnreadableImageError: unless the policy deals with them.
         """
-        sizes = measuring.packed_sizes(self.order(), self.records, self.maker, num_samples)
+        period = mixture.period(self.config, self._counts())
+        sizes = measuring.packed_sizes(self.order(), self.records, self.maker, num_samples, period)
         rule = self.config.packing or Packing()
         shape = dataclasses.replace(self.shape, max_samples_per_row=rule.max_samples_per_row)
         return measuring.choose_tiles(sizes, shape, rule)

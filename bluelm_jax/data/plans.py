@@ -124,10 +124,15 @@ class Planner:
         *,
         turn: int = -1,
         with_images: bool = True,
+        answered: bool = False,
     ) -> Plan:
         """The sequence up to the marker of one answer, and that answer as `reference`.
 
         `turn` picks among the assistant turns; images of later turns are left out.
+
+        Raises:
+          InvalidRecordError: as in `plan`; with `answered`, also where the answer has no text.
+          UnreadableImageError: the header of an image cannot be read.
         """
         name = sample_name(record, where)
         turns, _ = conversation.read_turns(record, name)
@@ -135,6 +140,9 @@ class Planner:
         segments, reference = _named(
             name, conversation.render_prompt, turns, template, system=self.config.system, turn=turn
         )
+        if answered and not reference.replace(conversation.IMAGE, "").strip():
+            message = f"{name}: the answer to compare with is empty"
+            raise InvalidRecordError(message, "nothing_supervised")
         files = check_images(record, turns, name)
         if not with_images:
             segments = [segment for segment in segments if segment.kind != "image"]

@@ -8,8 +8,10 @@ policies. So findings of severity 'error' and what training leaves out are the s
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -43,7 +45,7 @@ class Checked:
         'samples' for a sample that is used, `STOPS` where a policy raises.
       size: (positions, tiles) of a sample that fits; None for others.
       id_key, sample_key: hashes of the id and of image and conversation; 0 without.
-      image_keys: hashes of (size and tiles, file name) for each image, where decoded.
+      image_keys: of each image, where decoded.
     """
 
     findings: list[Finding] = dataclasses.field(default_factory=list)
@@ -51,7 +53,7 @@ class Checked:
     size: tuple[int, int] | None = None
     id_key: int = 0
     sample_key: int = 0
-    image_keys: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+    image_keys: list[duplicates.ImageKey] = dataclasses.field(default_factory=list)
 
 
 def lenient(config: DataConfig) -> DataConfig:
@@ -100,7 +102,7 @@ class SampleChecker:
         else:
             checked.events = [("samples", ""), *verdict.events]
             checked.size = (verdict.length, verdict.num_views)
-            checked.image_keys = _image_keys(verdict, record, self._planner)
+            checked.image_keys = _image_keys(verdict, record, source)
         name = id_of(record)
         checked.findings = [
             Finding(each.kind, source.path, index, name, each.place, file, where, each.detail)
@@ -183,24 +185,34 @@ def _add_keys(checked: Checked, record: Mapping[str, Any], source: SourceConfig)
         name = f"{source.path} {record['id']!r}"
         checked.id_key = duplicates.key(name.encode("utf-8", "surrogatepass"))
     if record.get("conversations"):
-        entry = record.get("image") or None
-        if isinstance(entry, list):
-            entry = [image_name(e) if isinstance(e, ImageBytes) else e for e in entry]
-        elif isinstance(entry, ImageBytes):
-            entry = image_name(entry)
-        content = (entry, record["conversations"])
+        entry = record.get("image") or []
+        entries = entry if isinstance(entry, list) else [entry]
+        content = ([_identity(e, source) for e in entries], record["conversations"])
         checked.sample_key = duplicates.key(json.dumps(content, default=repr).encode())
 
 
 def name_key(file: str | ImageBytes) -> int:
-    """Hash of an image's name."""
-    return duplicates.key(image_name(file).encode("utf-8", "surrogatepass"))
+    """Hash of an image's name in its record."""
+    name = file.name if isinstance(file, ImageBytes) else file
+    return duplicates.key(name.encode("utf-8", "surrogatepass"))
+
+
+def _identity(file: Any, source: SourceConfig) -> Any:
+    """What makes an image the same as another: where its file lies, or else name and bytes."""
+    if isinstance(file, ImageBytes):
+        return file.name, hashlib.blake2b(file.data, digest_size=16).hexdigest()
+    return (_real_folder(source.folder), file) if isinstance(file, str) else file
+
+
+@functools.lru_cache(maxsize=64)
+def _real_folder(folder: str) -> str:
+    return os.path.realpath(folder)
 
 
 def _image_keys(
-    made: Example | Plan, record: Mapping[str, Any], planner: Planner
-) -> list[tuple[int, int]]:
-    """(hash of size and tiles, hash of the file name) for each image of an example."""
+    made: Example | Plan, record: Mapping[str, Any], source: SourceConfig
+) -> list[duplicates.ImageKey]:
+    """Keys of each image of an example; of its content by size and tiles."""
     if not isinstance(made, Example) or not made.images:
         return []
     keys, start = [], 0
@@ -208,6 +220,8 @@ def _image_keys(
         tiles = made.tiles[start : start + span.num_views]
         digest = hashlib.blake2b(f"{span.width}x{span.height}".encode(), digest_size=8)
         digest.update(tiles.tobytes())
-        keys.append((duplicates.key(digest.digest()), name_key(file)))
+        name = file.name if isinstance(file, ImageBytes) else _identity(file, source)
+        where = duplicates.key(repr(name).encode())
+        keys.append(duplicates.ImageKey(duplicates.key(digest.digest()), where, name_key(file)))
         start += span.num_views
     return keys

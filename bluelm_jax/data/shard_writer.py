@@ -13,6 +13,7 @@ import hashlib
 import itertools
 import json
 import math
+import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
@@ -20,6 +21,7 @@ from typing import Any, Literal
 from bluelm_jax.data import array_records, conversation, images
 from bluelm_jax.data.counters import Counters
 from bluelm_jax.data.image_bytes import ImageBytes, image_name
+from bluelm_jax.data.opening import matching
 from bluelm_jax.data.plans import UnreadableImageError, check_images
 from bluelm_jax.data.sources import InvalidRecordError, Records, image_files, sample_name
 from bluelm_jax.data_config import SourceConfig
@@ -105,7 +107,7 @@ class ShardWriter:
           Stopped: `should_stop` said so.
         """
         path = pathlib.Path(self._job.out) / self._job.file(shard)
-        partial = path.with_name(path.name + ".partial")
+        partial = partial_of(path)
         counters = Counters(self._job.max_names)
         encoded = self._encoded(shard, counters, on_record, should_stop)
         try:
@@ -152,13 +154,17 @@ class ShardWriter:
         name = sample_name(record, where)
         turns, _ = conversation.read_turns(record, name)
         files = check_images(record, turns, name)
-        if not self._job.embed_images:
-            if any(isinstance(file, ImageBytes) for file in files):
-                raise ValueError(f"{name}: holds the bytes of its images; embed the images")
-            return array_records.encode(record)
-        data = [self._read(file, name) for file in files]
-        names = [file.name if isinstance(file, ImageBytes) else file for file in files]
-        return array_records.encode({**record, "image": names} if names else record, data)
+        data: list[bytes] = []
+        if self._job.embed_images:
+            data = [self._read(file, name) for file in files]
+            names = [file.name if isinstance(file, ImageBytes) else file for file in files]
+            record = {**record, "image": names} if names else record
+        elif any(isinstance(file, ImageBytes) for file in files):
+            raise ValueError(f"{name}: holds the bytes of its images; embed the images")
+        try:
+            return array_records.encode(record, data)
+        except InvalidRecordError as error:
+            raise InvalidRecordError(f"{name}: {error}", error.kind) from error
 
     def _read(self, file: str | ImageBytes, name: str) -> bytes:
         """Bytes of an image file whose header is good."""
@@ -201,8 +207,11 @@ def finished(job: Job, shard: int) -> dict[str, Any] | None:
     note, path = job.note(shard), pathlib.Path(job.out) / job.file(shard)
     if not (note.is_file() and path.is_file()):
         return None
-    noted = json.loads(note.read_text(encoding="utf-8"))
-    unchanged = path.stat().st_size == noted["bytes"] and sha256(path) == noted["sha256"]
+    try:
+        noted = json.loads(note.read_text(encoding="utf-8"))
+        unchanged = path.stat().st_size == noted["bytes"] and sha256(path) == noted["sha256"]
+    except (ValueError, KeyError, TypeError):  # A damaged note is none.
+        return None
     return noted if unchanged else None
 
 
@@ -224,7 +233,7 @@ def _size(source: SourceConfig, records: Records, index: int, embed_images: bool
         files = image_files(record, "")
     except InvalidRecordError:
         return 0
-    text = len(json.dumps({**record, "image": None}, ensure_ascii=False))
+    text = len(json.dumps({**record, "image": None}, ensure_ascii=False, default=str))
     if not embed_images:
         return text
     return text + sum(_image_size(source, file) for file in files)
@@ -233,8 +242,10 @@ def _size(source: SourceConfig, records: Records, index: int, embed_images: bool
 def _image_size(source: SourceConfig, file: str | ImageBytes) -> int:
     if isinstance(file, ImageBytes):
         return len(file.data)
-    path = pathlib.Path(source.folder) / file
-    return path.stat().st_size if path.is_file() else 0
+    try:
+        return os.stat(images.resolve_path(source.folder, file)).st_size
+    except (OSError, ValueError):  # Such as an ImageError; a policy deals with it later.
+        return 0
 
 
 def sha256(path: str | pathlib.Path) -> str:
@@ -244,11 +255,21 @@ def sha256(path: str | pathlib.Path) -> str:
 
 
 def fingerprint(path: str) -> dict[str, Any]:
-    """Path, bytes and checksum of a file, or of the names and contents of a folder's files."""
+    """Path, bytes and checksum of a file, or of the names and contents of several.
+
+    Those are the files of a folder, or what a pattern names.
+
+    Raises:
+      ValueError: there is no file.
+    """
     root = pathlib.Path(path)
     if root.is_file():
         return {"path": path, "bytes": root.stat().st_size, "sha256": sha256(root)}
-    files = sorted(p for p in root.rglob("*") if p.is_file())
+    found = root.rglob("*") if root.is_dir() else map(pathlib.Path, matching(path))
+    files = sorted(p for p in found if p.is_file())
+    if not files:
+        raise ValueError(f"{path}: no file to take a checksum of")
+    root = root if root.is_dir() else pathlib.Path(os.path.commonpath([p.parent for p in files]))
     total, digest = 0, hashlib.sha256()
     for file in files:
         total += file.stat().st_size
@@ -256,9 +277,14 @@ def fingerprint(path: str) -> dict[str, Any]:
     return {"path": path, "bytes": total, "sha256": digest.hexdigest()}
 
 
+def partial_of(path: pathlib.Path) -> pathlib.Path:
+    """Where this process writes what becomes `path`: no two processes write one file."""
+    return path.with_name(f"{path.name}.{os.getpid()}.partial")
+
+
 def write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
     """Writes beside `path` and moves it there, so that nobody reads half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
+    partial = partial_of(path)
     partial.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     partial.replace(path)

@@ -169,7 +169,9 @@ class TokenizerJson:
         for each in (self._content, self._template):
             each.no_padding()
             each.no_truncation()
-        self.vocab_size = self._template.get_vocab_size(with_added_tokens=True)
+        # Ids may have gaps, so their number says too little.
+        ids = self._template.get_vocab(with_added_tokens=True).values()
+        self.vocab_size = max(ids, default=-1) + 1
         bos, eos, pad = self._names
         self.bos_id = self._required("bos", bos)
         self.eos_id = self._required("eos", eos)

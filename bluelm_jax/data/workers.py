@@ -6,16 +6,13 @@ main process maps, so tiles are never pickled.
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 import grain
 from absl import flags
 
+from bluelm_jax.data import worker_process
 from bluelm_jax.data_config import DataConfig
 
 Stream = Iterator[dict[str, Any]]
@@ -45,16 +42,5 @@ def open_stream(examples: grain.MapDataset, start: int, config: DataConfig) -> S
 
 
 def _start_worker(worker: int, count: int) -> None:
-    """A worker neither takes Ctrl-C for itself nor outlives the main process."""
     del worker, count
-    # A terminal sends Ctrl-C to workers too, where it would break off what the main one waits for.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """A killed main process cannot stop its workers, which would wait for it for ever."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+    worker_process.follow_parent()

@@ -62,9 +62,24 @@ def flatten(tree: Tree) -> dict[str, Any]:
     return {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in leaves}
 
 
+def widest(dtypes: list[np.dtype]) -> np.dtype:
+    """One dtype that holds all of them exactly."""
+    return dtypes[0] if len(set(dtypes)) == 1 else np.dtype(np.float32)
+
+
+def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether shape, dtype and every bit agree; equal NaNs are equal."""
+    if (a.shape, a.dtype) != (b.shape, b.dtype):
+        return False
+    x, y = (np.ascontiguousarray(v).reshape(-1).view(np.uint8) for v in (a, b))
+    return np.array_equal(x, y)
+
+
 def _assemble(read: Read, tensors: Mapping[str, Any]) -> np.ndarray:
     transform = read.entry.transform
-    pieces = [to_ours(np.asarray(tensors[name]), transform, read.shape) for name in read.names]
+    arrays = [np.asarray(tensors[name]) for name in read.names]
+    dtype = widest([x.dtype for x in arrays])
+    pieces = [to_ours(x.astype(dtype, copy=False), transform, read.shape) for x in arrays]
     return np.stack(pieces) if read.entry.stacked else pieces[0]
 
 
@@ -72,6 +87,8 @@ def load(
     part: names.Part, tensors: Mapping[str, Any], shapes: Mapping[str, Shape] | None = None
 ) -> Tree:
     """The weights of a part from named arrays, as JAX arrays in the dtype that they have.
+
+    Blocks of one stacked weight that differ in dtype become float32, which holds them exactly.
 
     Args:
       shapes: of all tensors, where they are known without reading them.
@@ -84,7 +101,7 @@ def load(
         shapes = {name: tuple(np.shape(x)) for name, x in tensors.items()}
     plan = make_plan(part, shapes)
     for copy, original in plan.twins:
-        if not np.array_equal(np.asarray(tensors[copy]), np.asarray(tensors[original])):
+        if not same_bits(np.asarray(tensors[copy]), np.asarray(tensors[original])):
             raise WeightsError(f"{copy} differs from {original}, but the config ties them")
     return nest({read.entry.path: jnp.asarray(_assemble(read, tensors)) for read in plan.reads})
 

@@ -21,10 +21,19 @@ import jax
 import numpy as np
 
 from bluelm_jax import checkpoints, data_config, serialize, vlm
+from bluelm_jax.data import templates
 from bluelm_jax.data import tokenizer as tokenizers
 from bluelm_jax.params import Param
 from bluelm_jax.run_config import RunConfig
-from bluelm_jax.weights import atomic, connector, convert, hf_export, names
+from bluelm_jax.weights import (
+    atomic,
+    chat_template,
+    connector,
+    convert,
+    hf_export,
+    names,
+    tokenizer_files,
+)
 from bluelm_jax.weights.hf_export import Kind
 from bluelm_jax.weights.importing import DTYPES, Keep
 from bluelm_jax.weights.names import Part
@@ -209,17 +218,27 @@ def _token_ids(run: RunConfig) -> dict[str, int]:
     return {f"{role}_token_id": token_id for role, _, token_id in _special(run)}
 
 
+def _template(run: RunConfig) -> dict[str, str]:
+    """Template and system text of a run: by name for us, as Jinja for others."""
+    value = {tokenizer_files.TEMPLATE_KEY: run.data.template}
+    if run.data.system:
+        value[tokenizer_files.SYSTEM_KEY] = run.data.system
+    text = chat_template.jinja(templates.get_template(run.data.template), run.data.system)
+    return value if text is None else value | {"chat_template": text}
+
+
 def _write_tokenizer(folder: Path, run: RunConfig) -> None:
-    """Copies the tokenizer, if the run has one in a file."""
+    """Copies the tokenizer, if the run has one in a file, and names the template beside it."""
     choice = run.data.tokenizer
     if isinstance(choice, data_config.ByteTokens) or not Path(choice.path).is_file():
         return
     if isinstance(choice, data_config.SentencePieceFile):
-        shutil.copyfile(choice.path, folder / "tokenizer.model")
-        return
-    shutil.copyfile(choice.path, folder / "tokenizer.json")
-    value = {"tokenizer_class": "PreTrainedTokenizerFast"}
-    value |= {f"{role}_token": text for role, text, _ in _special(run)}
-    (folder / "tokenizer_config.json").write_text(
+        shutil.copyfile(choice.path, folder / tokenizer_files.SENTENCEPIECE_FILE)
+        value = _template(run)
+    else:
+        shutil.copyfile(choice.path, folder / tokenizer_files.JSON_FILE)
+        value = {"tokenizer_class": "PreTrainedTokenizerFast"}
+        value |= {f"{role}_token": text for role, text, _ in _special(run)} | _template(run)
+    (folder / tokenizer_files.CONFIG_FILE).write_text(
         json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
     )

@@ -155,6 +155,11 @@ def _shards(path: Path) -> tuple[list[Path], dict[str, str]]:
                 f"{path / INDEX}: {len(absent)} of {len(shard_names)} files are not there: "
                 f"{listed(absent)}"
             )
+        if SINGLE not in shard_names and (path / SINGLE).is_file():
+            raise WeightsError(
+                f"{path}: holds {SINGLE}, and {INDEX}, which names other files: remove the one that "
+                "is out of date"
+            )
         return [path / name for name in shard_names], index
     files = sorted(path.glob("*.safetensors"))
     if (path / SINGLE) in files:

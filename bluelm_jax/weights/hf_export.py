@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -24,14 +26,17 @@ def decoder_kind(cfg: DecoderConfig) -> str:
     """The model type that has what this decoder uses, one of transformers' own where possible.
 
     MiniCPM's scaling becomes granite: the same arithmetic under other names, and a class that
-    everybody has, where MiniCPM's own needs code from its repository.
+    everybody has, where MiniCPM's own needs code from its repository. So does a width that is no
+    multiple of the heads, which transformers' llama refuses even where head_dim is given.
     """
     scaled = (cfg.embed_scale, cfg.residual_scale, cfg.logit_divisor) != (1.0, 1.0, 1.0)
     if cfg.embed_norm:
         return "bluelm"
     if scaled:
         return "granite"
-    return "qwen2" if cfg.qkv_bias else "llama"
+    if cfg.qkv_bias:
+        return "qwen2"
+    return "granite" if cfg.width % cfg.num_heads else "llama"
 
 
 def decoder_json(cfg: DecoderConfig, kind: Kind = "auto", dtype: str = "float32") -> dict[str, Any]:
@@ -79,17 +84,27 @@ def _extra(cfg: DecoderConfig, name: str) -> dict[str, Any]:
                 "logits_scaling": cfg.logit_divisor,
             }
         case "minicpm":
-            # Rounded, so that dividing by the root of the depth again gives the same number.
+            root, scale = cfg.depth**0.5, cfg.residual_scale
+            base = cfg.width / cfg.logit_divisor
             return {
                 "scale_emb": cfg.embed_scale,
-                "scale_depth": round(cfg.residual_scale * cfg.depth**0.5, 12),
-                "dim_model_base": cfg.width / cfg.logit_divisor,
+                "scale_depth": _read_back(lambda x: x / root, scale * root, scale),
+                "dim_model_base": _read_back(lambda x: cfg.width / x, base, cfg.logit_divisor),
             }
         case "qwen2":
             return {"use_sliding_window": False}
         case "bluelm":
             return {"use_stable_embedding": cfg.embed_norm}
     return {}
+
+
+def _read_back(read: Callable[[float], float], near: float, wanted: float) -> float:
+    """The number close to `near` that `read` turns into `wanted`, a short one where that works.
+
+    A division does not reach every float; then it is `near`, one rounding step off.
+    """
+    steps = (math.nextafter(near, 0), math.nextafter(near, math.inf))
+    return next((x for x in (round(near, 12), near, *steps) if x and read(x) == wanted), near)
 
 
 def _check(cfg: DecoderConfig, name: str) -> None:
@@ -109,6 +124,10 @@ def _check(cfg: DecoderConfig, name: str) -> None:
     lacking = [option for option, used in uses.items() if used and option not in has]
     if name == "qwen2" and not cfg.qkv_bias:
         lacking.append("qkv_bias = False")
+    if name == "llama" and cfg.width % cfg.num_heads:
+        lacking.append(
+            f"width = {cfg.width}, no multiple of num_heads = {cfg.num_heads} (granite can),"
+        )
     if lacking:
         raise WeightsError(f"model type {name} cannot express {', '.join(lacking)} of this decoder")
 

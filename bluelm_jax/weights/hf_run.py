@@ -54,7 +54,9 @@ def load(path: str | Path) -> tuple[RunConfig, Tree]:
         )
     run = default_run(model)
     choice = dataclasses.replace(found.choice, path=str(found.path))
-    data = dataclasses.replace(run.data, tokenizer=choice, template=found.template)
+    data = dataclasses.replace(
+        run.data, tokenizer=choice, template=found.template, system=found.system
+    )
     tokenizer_files.check_fits(found, found.template, model.decoder.vocab_size)
     part = names.decoder_part(model.decoder)
     folder.plan(part)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from typing import Any
 
 from bluelm_jax import config, presets, serialize
@@ -48,11 +49,16 @@ def _agreed(found: Any, wanted: Any, free: set[str], base: Any, where: Any) -> A
     if base is None:
         return found
     names = [f.name for f in dataclasses.fields(found) if f.name not in free]
+    _refuse_other(found, wanted, names, where)
+    return wanted
+
+
+def _refuse_other(found: Any, wanted: Any, names: Iterable[str], where: Any) -> None:
+    """Raises WeightsError if any of the fields differ; all that do are listed."""
     pairs = [(name, getattr(found, name), getattr(wanted, name)) for name in names]
     wrong = [f"{n}: {a!r}, the model has {b!r}" for n, a, b in pairs if not _same(a, b)]
     if wrong:
         raise WeightsError(f"{where} holds another model: {'; '.join(wrong)}")
-    return wanted
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -60,8 +66,11 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _connector(sources: Sources, base: config.VLMConfig | None) -> dict[str, Any]:
-    """Downsampler, projector and newline as the connector's config.json has them."""
-    if base is not None or sources.connector is None:
+    """Downsampler, projector and newline as the connector's config.json has them.
+
+    A given model must have the same: most of what they are shows in no tensor's shape.
+    """
+    if sources.connector is None:
         return {}
     try:
         stored = serialize.from_plain(sources.connector.config)
@@ -69,4 +78,7 @@ def _connector(sources: Sources, base: config.VLMConfig | None) -> dict[str, Any
         raise WeightsError(f"{sources.connector.path / 'config.json'}: {e}") from e
     if not isinstance(stored, config.VLMConfig):
         raise WeightsError(f"{sources.connector.path / 'config.json'}: not a VLMConfig")
-    return {name: getattr(stored, name) for name in ("downsampler", "projector", "newline")}
+    names = ("downsampler", "projector", "newline")
+    if base is not None:
+        _refuse_other(stored, base, names, sources.connector.path)
+    return {name: getattr(stored, name) for name in names}

@@ -108,16 +108,32 @@ def read_header(path: Path) -> dict[str, Stored]:
         if isinstance(e, WeightsError):
             raise
         raise WeightsError(f"{path}: damaged safetensors header: {e!r}") from e
-    end = max([start, *(start + entry["data_offsets"][1] for entry in header.values())])
+    end = start + _check_contiguous(path, header)
     if end != size:
         state = "cut off (an unfinished download?)" if size < end else "too long"
         raise WeightsError(f"{path}: {state}: {size:,} bytes, its header promises {end:,}")
     return found
 
 
+def _check_contiguous(path: Path, header: Mapping[str, Mapping]) -> int:
+    """Bytes of all tensors. WeightsError if two overlap or bytes lie between them."""
+    end, before = 0, "the start"
+    for begin, stop, name in sorted((*entry["data_offsets"], k) for k, entry in header.items()):
+        if begin != end or stop < begin:
+            fault = "overlaps" if begin < end or stop < begin else "leaves a gap after"
+            raise WeightsError(
+                f"{path}: damaged safetensors header: {name}, bytes {begin} to {stop}, {fault} "
+                f"{before}, which ends at {end}"
+            )
+        end, before = stop, name
+    return end
+
+
 def _stored(path: Path, name: str, entry: Mapping, start: int) -> Stored:
     begin, end = entry["data_offsets"]
-    shape = tuple(int(n) for n in entry["shape"])
+    shape = tuple(entry["shape"])
+    if not all(type(n) is int for n in (begin, end, *shape)):
+        raise WeightsError(f"{path}: {name}: {[begin, end]}, shape {shape}: no whole numbers")
     code = entry["dtype"]
     expected = math.prod(shape) * _SIZES.get(code, 0)
     if code in _SIZES and (min(shape, default=0) < 0 or begin < 0 or end - begin != expected):

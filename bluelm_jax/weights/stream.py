@@ -67,7 +67,7 @@ def _imported_one(
     folder: Folder, read: Read, dtype: np.dtype | None, watch: Watch, plan: Plan
 ) -> Streamed:
     tensors = [folder.tensors[name] for name in read.names]
-    target = dtype or widest([stored.dtype for stored in tensors])
+    target = dtype or convert.widest([stored.dtype for stored in tensors])
     path = f"{plan.part.name}/{read.entry.path}"
     linear, whole = read.entry.transform == "linear", read.entry.transform == "patch"
     source = tensors[0].shape
@@ -93,11 +93,6 @@ def _imported_one(
 
     chunks = (1, *piece) if read.entry.stacked else piece
     return Streamed(read.param.shape, target, chunks, blocks)
-
-
-def widest(dtypes: list[np.dtype]) -> np.dtype:
-    """One dtype that holds all of them exactly."""
-    return dtypes[0] if len(set(dtypes)) == 1 else np.dtype(np.float32)
 
 
 def whole(path: str, shape: tuple[int, ...], dtype: np.dtype, watch: Watch, make) -> Streamed:
@@ -140,7 +135,7 @@ def check_twins(folder: Folder, plan: Plan) -> None:
         rows = max(1, BLOCK_BYTES // max(1, math.prod(a.shape[1:]) * 4))
         for start in range(0, a.shape[0] if same else 0, rows):
             x, y = (t.read(start, start + rows) for t in (a, b))
-            same = same and x.tobytes() == y.tobytes()
+            same = same and convert.same_bits(x, y)
         if not same:
             raise WeightsError(
                 f"{folder.path}: {copy} differs from {original}, but config.json ties them "

@@ -22,7 +22,10 @@ _MARKS = (
     ("ASSISTANT:", "vicuna"),
 )
 _OF_MODEL = {"minicpm": "minicpm", "bluelm": "bluelm"}
+# Our own keys, in the tokenizer_config.json of models that we wrote.
+TEMPLATE_KEY, SYSTEM_KEY = "bluelm_jax_template", "bluelm_jax_system"
 JSON_FILE, SENTENCEPIECE_FILE = "tokenizer.json", "tokenizer.model"
+CONFIG_FILE = "tokenizer_config.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,27 +36,33 @@ class Found:
       choice: its tokenizer, under the bare name of the file; None if it has none.
       path: that file.
       template: name of our template; None if the folder's fits none.
+      system: system message of every conversation, as our own export names it; '' for none.
     """
 
     choice: data_config.TokenizerChoice | None
     path: Path | None
     template: str | None
+    system: str = ""
 
 
 def find(folder: Path, model_config: Mapping[str, Any]) -> Found:
     """The tokenizer and template of a folder.
 
     Raises:
-      WeightsError: a special token that the tokenizer lacks, or a file that cannot be read.
+      WeightsError: a special token that the tokenizer lacks, a file that cannot be read, or a
+        template of ours that this version does not know.
     """
-    settings = _read(folder / "tokenizer_config.json") | _read(folder / "special_tokens_map.json")
+    settings = _read(folder / CONFIG_FILE) | _read(folder / "special_tokens_map.json")
     template = _template(folder, settings, model_config)
+    system = settings.get(SYSTEM_KEY) or ""
+    if not isinstance(system, str):
+        raise WeightsError(f"{folder / CONFIG_FILE}: {SYSTEM_KEY} = {system!r}: must be text")
     path = folder / JSON_FILE
     if not path.is_file():
         path = folder / SENTENCEPIECE_FILE
         if not path.is_file():
-            return Found(None, None, template)
-        return Found(data_config.SentencePieceFile(path=path.name), path, template)
+            return Found(None, None, template, system)
+        return Found(data_config.SentencePieceFile(path=path.name), path, template, system)
     names = {role: _token(settings, role) for role in ("bos", "eos", "pad")}
     for role in ("bos", "eos"):
         names[role] = names[role] or _by_id(path, model_config.get(f"{role}_token_id"))
@@ -62,7 +71,7 @@ def find(folder: Path, model_config: Mapping[str, Any]) -> Found:
         tokenizers.load(choice)
     except Exception as e:  # The reader's errors have no narrower class.
         raise WeightsError(f"{path}: {e}") from e
-    return Found(dataclasses.replace(choice, path=path.name), path, template)
+    return Found(dataclasses.replace(choice, path=path.name), path, template, system)
 
 
 def check_fits(found: Found, template: str, vocab_size: int) -> None:
@@ -81,6 +90,12 @@ def check_fits(found: Found, template: str, vocab_size: int) -> None:
 
 
 def _template(folder: Path, settings: Mapping, model_config: Mapping[str, Any]) -> str | None:
+    named = settings.get(TEMPLATE_KEY)
+    if named is not None:
+        try:
+            return templates.get_template(str(named)).name
+        except ValueError as e:
+            raise WeightsError(f"{folder / CONFIG_FILE}: {TEMPLATE_KEY}: {e}") from e
     texts = [str(settings.get("chat_template") or "")]
     jinja = folder / "chat_template.jinja"
     texts += [jinja.read_text(encoding="utf-8")] if jinja.is_file() else []

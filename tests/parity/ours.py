@@ -198,7 +198,7 @@ def greedy(p: Tree, case: Case, seed: int, cfg: config.DecoderConfig) -> np.ndar
         tiles=jnp.zeros((1, 1, 4, 4, 3), jnp.uint8),
     )  # fmt: skip
     how = generation.SamplingConfig(max_new_tokens=case.new_tokens, prefill_chunk=3)
-    never = cfg.vocab_size  # A stop token that is none.
+    never = ()  # No stop token.
     out = generation.generate(
         unused | {"decoder": p}, prompts, jax.random.key(0), cfg=model, sampling=how, stop=never
     )

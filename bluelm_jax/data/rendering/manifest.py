@@ -39,6 +39,15 @@ class Tally:
         self._languages[record["meta"].get("language", "none")] += 1
         self._fonts.update(record["meta"].get("fonts", ()))
 
+    @property
+    def written(self) -> int:
+        """Records counted."""
+        return self._written
+
+    def why(self) -> str:
+        """What was left out, in one line."""
+        return self._drops.summary().replace("\n", "; ")
+
     def manifest(
         self, kind: str, settings: Mapping[str, Any], licences: Mapping[str, str]
     ) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Many samples by several processes, the same bytes however many, and after any interruption.
 
 Sample i is a function of (seed, kind, i). Processes draw shards of neighbouring samples; a shard's
-records are written when all of its images are, so a shard either counts or is drawn again.
+records are written when all of its images are, so a shard either counts or is drawn again. So is one
+whose images have since become others in number or in bytes.
 
     OUT/<kind>.json                 the records, image paths relative to OUT
     OUT/<kind>/000012/0001234.png   the images, 100 a folder
@@ -25,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from bluelm_jax import files
+from bluelm_jax.data import worker_process
 from bluelm_jax.data.rendering import manifest
 from bluelm_jax.data.rendering.sampling import Drop, Drops, Task
 
@@ -61,28 +63,87 @@ def render(
       The manifest.
 
     Raises:
-      ValueError: if the folder holds samples of other settings.
+      ValueError: if the folder holds samples of other settings, or no sample can be drawn.
       KeyboardInterrupt: on Ctrl-C, after the shards in hand; the same call goes on from there.
     """
     folder = pathlib.Path(out_dir) / task.kind
     settings = json.loads(json.dumps({"seed": seed, "count": count, **task.settings()}))
-    if done := _finished(folder, settings):
-        progress(count)
-        return done
+    stored = _finished(folder, settings)
+    if stored is not None:
+        _mend(task, folder, stored, workers, progress)
+        return stored
     (folder / "parts").mkdir(parents=True, exist_ok=True)
     begun = {"settings": settings, "software": manifest.software(task.kind)}
     files.write_text(folder / "parts" / "settings.json", json.dumps(begun, indent=1) + "\n")
-    starts = [start for start in range(0, count, SHARD) if not _part(folder, start).is_file()]
-    done_before = count - sum(min(SHARD, count - start) for start in starts)
-    progress(done_before)
-    for start in _drawn(task, folder, seed, count, starts, workers):
-        done_before += min(SHARD, count - start)
-        progress(done_before)
+    (folder / "manifest.json").unlink(missing_ok=True)  # Whose records are lost or damaged.
+    whole = {start: _read_part(folder, start) for start in range(0, count, SHARD)}
+    _draw(task, folder, settings, [s for s in whole if whole[s] is None], workers, progress)
     return _join(task, folder, settings)
+
+
+def _draw(
+    task: Task,
+    folder: pathlib.Path,
+    settings: dict[str, Any],
+    starts: list[int],
+    workers: int,
+    progress: Callable[[int], None],
+) -> None:
+    """Draws shards, with progress: samples done of all."""
+    seed, count = settings["seed"], settings["count"]
+    done = count - sum(min(SHARD, count - start) for start in starts)
+    progress(done)
+    for start in _drawn(task, folder, seed, count, starts, workers):
+        done += min(SHARD, count - start)
+        progress(done)
+
+
+def _mend(
+    task: Task,
+    folder: pathlib.Path,
+    stored: dict[str, Any],
+    workers: int,
+    progress: Callable[[int], None],
+) -> None:
+    """Draws again the shards of a finished rendering that are not as its manifest has them."""
+    settings, noted = stored["settings"], stored["shards"]
+    starts = range(0, settings["count"], SHARD)
+    damaged = [s for s in starts if noted[s // SHARD] != _size(_images(folder, s))]
+    now = manifest.software(folder.name)
+    if damaged and stored["software"] != now:
+        images = _images(folder, damaged[0])
+        raise ValueError(
+            f"{images}: images are missing or damaged, and other software than that of "
+            f"{folder / 'manifest.json'} would draw others: choose another --out"
+        )
+    (folder / "parts").mkdir(exist_ok=True)
+    _draw(task, folder, settings, damaged, workers, progress)
+    shutil.rmtree(folder / "parts")
 
 
 def _part(folder: pathlib.Path, start: int) -> pathlib.Path:
     return folder / "parts" / f"{start // SHARD:06d}.json"
+
+
+def _images(folder: pathlib.Path, start: int) -> pathlib.Path:
+    return folder / f"{start // SHARD:06d}"
+
+
+def _size(images: pathlib.Path) -> list[int]:
+    """How many images a folder holds, and bytes in all."""
+    if not images.is_dir():
+        return [-1, 0]
+    sizes = [path.stat().st_size for path in images.iterdir() if path.stem.isdigit()]
+    return [len(sizes), sum(sizes)]
+
+
+def _read_part(folder: pathlib.Path, start: int) -> dict[str, Any] | None:
+    """A finished shard; None where there is none, or its images are not as they were written."""
+    try:
+        part = json.loads(_part(folder, start).read_text(encoding="utf-8"))
+        return part if part["size"] == _size(_images(folder, start)) else None
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _finished(folder: pathlib.Path, settings: dict[str, Any]) -> dict[str, Any] | None:
@@ -97,9 +158,11 @@ def _finished(folder: pathlib.Path, settings: dict[str, Any]) -> dict[str, Any] 
         stored = json.loads(found.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{found}: {error}; remove the folder or choose another --out") from error
+    if not isinstance(stored, dict) or not isinstance(stored.get("settings"), dict):
+        raise ValueError(f"{found}: no settings; remove the folder or choose another --out")
     before, now = stored["settings"], settings
     if found == partial:  # its other half has to come from the same software
-        before, now = before | stored["software"], now | manifest.software(folder.name)
+        before, now = before | stored.get("software", {}), now | manifest.software(folder.name)
     changed = [
         f"{name} {before.get(name)!r} -> {now.get(name)!r}"
         for name in sorted(before.keys() | now.keys())
@@ -113,7 +176,9 @@ def _finished(folder: pathlib.Path, settings: dict[str, Any]) -> dict[str, Any] 
     if found != complete:
         return None
     shutil.rmtree(folder / "parts", ignore_errors=True)
-    return stored
+    records = folder.with_name(f"{folder.name}.json")
+    as_written = records.is_file() and records.stat().st_size == stored.get("json_bytes")
+    return stored if as_written else None  # Then all is drawn again.
 
 
 def _drawn(
@@ -163,7 +228,7 @@ _worker_task: Task | None = None
 
 def _start_worker(task: Task) -> None:
     global _worker_task
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process stops the workers
+    worker_process.follow_parent()  # which stops the workers
     _worker_task = task
 
 
@@ -174,9 +239,11 @@ def _work(folder: pathlib.Path, seed: int, start: int, stop: int) -> None:
 
 def draw_shard(task: Task, folder: pathlib.Path, seed: int, start: int, stop: int) -> None:
     """Writes the images of samples start..stop-1, then their records."""
-    images = folder / f"{start // SHARD:06d}"
-    shutil.rmtree(images, ignore_errors=True)
-    images.mkdir()
+    images, part = _images(folder, start), _part(folder, start)
+    # Its own for each process: one that was given up may still be about to end.
+    drawn = part.with_name(f"{images.name}.{os.getpid()}.partial")
+    shutil.rmtree(drawn, ignore_errors=True)
+    drawn.mkdir()
     records, drops = [], Drops()
     for index in range(start, stop):
         try:
@@ -187,31 +254,42 @@ def draw_shard(task: Task, folder: pathlib.Path, seed: int, start: int, stop: in
         if isinstance(sample, Drop):
             drops.add(sample.reason, sample.name)
             continue
-        path = images / f"{index:07d}{sample.suffix}"
+        path = drawn / f"{index:07d}{sample.suffix}"
         path.write_bytes(sample.image)
-        name = path.relative_to(folder.parent).as_posix()
+        name = (images / path.name).relative_to(folder.parent).as_posix()
         records.append(sample.record(f"{task.kind}-{index:07d}", name))
-    part = {"records": records, "left_out": drops.to_plain()}
-    files.write_text(_part(folder, start), json.dumps(part, ensure_ascii=False))
+    noted = {"records": records, "left_out": drops.to_plain(), "size": _size(drawn)}
+    (written := drawn / part.name).write_text(
+        json.dumps(noted, ensure_ascii=False), encoding="utf-8"
+    )
+    written = written.replace(part.with_name(f"{drawn.name}.json"))
+    shutil.rmtree(images, ignore_errors=True)
+    drawn.rename(images)
+    written.replace(part)
 
 
 def _join(task: Task, folder: pathlib.Path, settings: dict[str, Any]) -> dict[str, Any]:
     """Writes the records of all shards in order, then the manifest, then removes the shards."""
     tally = manifest.Tally(task.prepared())
     path = folder.parent / f"{task.kind}.json"
-    partial = path.with_name(path.name + ".partial")
+    partial, sizes = path.with_name(path.name + ".partial"), []
     with partial.open("w", encoding="utf-8", newline="\n") as stream:
         before = "[\n"
         for start in range(0, settings["count"], SHARD):
             part = json.loads(_part(folder, start).read_text(encoding="utf-8"))
             tally.merge(part["left_out"])
+            sizes.append(part["size"])
             for record in part["records"]:
                 tally.add(record)
                 stream.write(before + json.dumps(record, ensure_ascii=False))
                 before = ",\n"
         stream.write("[]\n" if before == "[\n" else "\n]\n")
+    if tally.written == 0:
+        partial.unlink()
+        raise ValueError(f"{path}: none of {settings['count']} samples can be drawn: {tally.why()}")
+    noted = {"json_bytes": partial.stat().st_size, "shards": sizes}
     os.replace(partial, path)
-    result = tally.manifest(task.kind, settings, task.licences())
+    result = tally.manifest(task.kind, settings, task.licences()) | noted
     files.write_text(
         folder / "manifest.json", json.dumps(result, indent=1, ensure_ascii=False) + "\n"
     )
