@@ -226,7 +226,7 @@ def test_greedy_takes_the_first_of_equals():
     ("field", "value", "bound"),
     [
         ("max_new_tokens", 0, "> 0"),
-        ("temperature", -0.1, ">= 0"),
+        ("temperature", -0.1, r"0, or finite and >= 1e-06"),
         ("top_k", -1, ">= 0"),
         ("top_p", 0.0, r"in \(0, 1\]"),
         ("top_p", 1.1, r"in \(0, 1\]"),

@@ -1,6 +1,7 @@
 """The validator's sources, options and reports; `test_messy_data` has the kinds of defect."""
 
 import json
+import math
 import pathlib
 import pickle
 import re
@@ -211,3 +212,36 @@ def test_every_way_an_image_can_be_bad_has_a_kind():
 def test_kind_and_place_of_an_error_reach_the_main_process():
     error = pickle.loads(pickle.dumps(InvalidRecordError("a.json[3]: x", "bad_value", "turn 1")))
     assert (str(error), error.kind, error.place) == ("a.json[3]: x", "bad_value", "turn 1")
+
+
+def test_half_a_surrogate_pair_in_an_image_name_is_a_finding(tmp_path):
+    bad = record("s", "<image>q", "a", image="a\ud800.png")
+    path = write_json(tmp_path / "a.json", [bad, record("t", "q", "a")])
+    report, _ = check(make_config(sources(path)))
+    assert report.sources[0].kinds["image_bad_name"] == 1 and report.sources[0].checked == 2
+
+
+def test_a_report_is_no_folder_and_not_inside_one_that_is_read(tmp_path):
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "image.png").write_bytes(b"\x89PNG")
+    for name in ("shards", "shards/manifest.json", "image.png"):
+        with pytest.raises(ValueError, match="--report="):
+            validation_report.check_target(str(tmp_path / name), [str(tmp_path / "shards")])
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("weight", math.inf), ("repeat", math.inf), ("first", 2.5)]
+)
+def test_numbers_of_a_source_are_finite_and_whole(field, value):
+    with pytest.raises(ValueError, match=f"SourceConfig.{field} = {value}"):
+        SourceConfig(path="a", **{field: value})
+
+
+def test_one_name_in_two_folders_is_two_images(tmp_path):
+    paths = []
+    for i, folder in enumerate((tmp_path / "a", tmp_path / "b")):
+        folder.mkdir()
+        write_image(folder, "1.png", seed=i)
+        paths.append(write_json(folder / "x.json", [record("s", "<image>q", "a", image="1.png")]))
+    report, found = check(make_config(sources(*paths)))
+    assert report.count("info") == 0 and not found
