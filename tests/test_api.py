@@ -104,7 +104,8 @@ def test_what_is_no_image(model, image, message):
 def test_sampling_is_checked(model):
     with pytest.raises(ValueError, match=r"top_p = 0.0: must be in \(0, 1\]"):
         model.generate(None, "Read.", top_p=0.0)
-    with pytest.raises(TypeError, match=r"unknown sampling options \['tempreature'\]; known: .*temperature"):
+    message = r"unknown sampling options \['tempreature'\]; known: .*temperature"
+    with pytest.raises(TypeError, match=message):
         model.generate(None, "Read.", tempreature=1.0)
 
 

@@ -294,6 +294,8 @@ def test_full_disk_is_named(dataset, tmp_path, command, monkeypatch):
             raise RuntimeError("No space left on device")
 
     monkeypatch.setattr(shard_writer.array_records.array_record_module(), "ArrayRecordWriter", Full)
-    with pytest.raises(OSError, match=r"array_record\S*\.partial: cannot be written: No space left"):
+    with pytest.raises(
+        OSError, match=r"array_record\S*\.partial: cannot be written: No space left"
+    ):
         command(dataset, tmp_path / "out", shards=1)
     assert os.listdir(tmp_path / "out") == [".progress"]

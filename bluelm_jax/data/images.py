@@ -283,7 +283,9 @@ def resolve_path(root: str | os.PathLike[str], name: str) -> str:
     try:
         path = os.path.realpath(os.path.join(root, name))
     except UnicodeError as error:  # Half of a surrogate pair; shown as an escape.
-        raise ImageError(ascii(name), "bad_name", "not a file name: half a surrogate pair") from error
+        raise ImageError(
+            ascii(name), "bad_name", "not a file name: half a surrogate pair"
+        ) from error
     if os.path.commonpath((root, path)) != root:
         raise ImageError(name, "outside_root", f"leads to {path}, outside of {root}")
     return path
