@@ -16,15 +16,14 @@ import dataclasses
 import json
 from pathlib import Path
 
-import gin
 from absl import flags
 
 from bluelm_jax import run_folder, serialize
 from bluelm_jax.data.counters import Counters
 from bluelm_jax.data.sample_checks import lenient
 from bluelm_jax.data_config import SourceConfig
-from experiments import cli, evaluation, gin_setup
-from gin_configs import binding, command
+from experiments import cli, eval_settings, evaluation, gin_setup
+from gin_configs import command
 
 RUN = flags.DEFINE_string("run", None, "Directory of the trained run.", required=True)
 flags.DEFINE_alias("workdir", "run")
@@ -37,32 +36,9 @@ LEAVE_OUT = flags.DEFINE_bool("leave_out", False, "Leave out bad samples and cou
 flags.adopt_module_key_flags(command)
 
 
-def eval_config() -> evaluation.EvalConfig:
-    """EvalConfig of gin, with the flags that were given on top.
-
-    Where EvalConfig.sampling is not bound, fields of SamplingConfig may be: they change its default.
-    """
-    try:
-        cfg = command.build(evaluation.EvalConfig)
-    except binding.ConfigError:  # Most likely SamplingConfig is bound and nothing reads it.
-        bindings = ["EvalConfig.sampling = @SamplingConfig()", *command.GIN_BINDINGS.value]
-        cfg = binding.build(evaluation.EvalConfig, command.GIN_FILE.value, bindings)
-        try:
-            gin.query_parameter("SamplingConfig.max_new_tokens")
-        except ValueError:  # Not bound: the default is EvalConfig's.
-            new = evaluation.EvalConfig().sampling.max_new_tokens
-            cfg = dataclasses.replace(
-                cfg, sampling=dataclasses.replace(cfg.sampling, max_new_tokens=new)
-            )
-    if MAX_NEW.value is not None:
-        sampling = dataclasses.replace(cfg.sampling, max_new_tokens=MAX_NEW.value)
-        cfg = dataclasses.replace(cfg, sampling=sampling)
-    return cfg if LIMIT.value is None else dataclasses.replace(cfg, limit=LIMIT.value)
-
-
 def main() -> None:
     """Evaluates a run's newest checkpoint."""
-    cfg = eval_config()
+    cfg = eval_settings.eval_config(MAX_NEW.value, LIMIT.value)
     run = serialize.load_run_config(RUN.value)
     if LEAVE_OUT.value:
         run = dataclasses.replace(run, data=lenient(run.data))

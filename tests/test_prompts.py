@@ -13,7 +13,7 @@ from bluelm_jax.data.pipeline import Pipeline
 from bluelm_jax.data.plans import UnreadableImageError
 from bluelm_jax.data.sources import InvalidRecordError
 from bluelm_jax.generate import SamplingConfig
-from experiments import evaluate, evaluation
+from experiments import eval_settings, evaluation
 from experiments.evaluation import EvalConfig
 from gin_configs import binding, command
 
@@ -167,18 +167,14 @@ def test_a_prompt_without_room_for_an_answer_obeys_the_policy(tmp_path):
 def test_bindings_of_sampling(bindings, new, temperature, monkeypatch):
     monkeypatch.setattr(command, "GIN_FILE", types.SimpleNamespace(value=[]))
     monkeypatch.setattr(command, "GIN_BINDINGS", types.SimpleNamespace(value=list(bindings)))
-    for name in ("MAX_NEW", "LIMIT"):
-        monkeypatch.setattr(evaluate, name, types.SimpleNamespace(value=None))
-    found = evaluate.eval_config()
+    found = eval_settings.eval_config(None, None)
     assert (found.sampling.max_new_tokens, found.sampling.temperature) == (new, temperature)
-    monkeypatch.setattr(evaluate, "MAX_NEW", types.SimpleNamespace(value=3))
-    monkeypatch.setattr(evaluate, "LIMIT", types.SimpleNamespace(value=2))
-    changed = evaluate.eval_config()
+    changed = eval_settings.eval_config(3, 2)
     assert changed.sampling.max_new_tokens == 3 and changed.limit == 2
     unread = [*bindings, "DataConfig.seq_len = 5"]
     monkeypatch.setattr(command, "GIN_BINDINGS", types.SimpleNamespace(value=unread))
     with pytest.raises(binding.ConfigError, match=r"read by nothing: DataConfig\.seq_len \("):
-        evaluate.eval_config()
+        eval_settings.eval_config(None, None)
 
 
 def test_an_empty_answer_is_not_scored(tmp_path):
