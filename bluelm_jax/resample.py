@@ -11,6 +11,7 @@ they are computed.
 from __future__ import annotations
 
 import functools
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Literal
@@ -26,20 +27,28 @@ _CUBIC_A = -0.5
 _PILLOW = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 
 
-@functools.cache
+_DECIDING = threading.Lock()
+
+
 def backend() -> Literal["numba", "pillow"]:
     """What resizes in this process; decided at the first call, which imports Numba if it is there."""
+    with _DECIDING:  # Two threads that import what fails to import see each other's half of it.
+        return _backend()
+
+
+@functools.cache
+def _backend() -> Literal["numba", "pillow"]:
     try:
         from bluelm_jax import resample_numba
     except ImportError as error:
         if error.name != "numba":  # such as a NumPy that this release of Numba turns down
-            warnings.warn(f"Numba does not import, so Pillow resizes: {error}", stacklevel=2)
+            warnings.warn(f"Numba does not import, so Pillow resizes: {error}", stacklevel=3)
         return "pillow"
     del resample_numba
     if _order() is None:
         warnings.warn(
             f"Pillow {PIL.__version__} computes other pixels than Numba, so Pillow resizes",
-            stacklevel=2,
+            stacklevel=3,
         )
         return "pillow"
     return "numba"

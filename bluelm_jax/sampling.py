@@ -32,8 +32,9 @@ def mark_seen(
 def choose(scores: Float[Array, "B V"], key: PRNGKeyArray, cfg: SamplingConfig) -> Int[Array, "B"]:
     """The next token of each row from its logits, by temperature, top-k and top-p.
 
-    Ties at a border are cut as transformers cuts them: top-k goes by value, so every token as likely
-    as the k-th stays; top-p goes by rank, and of tokens as likely as each other the higher ids stay.
+    Ties at a border are cut as in transformers: top-k goes by value, so every token as likely as the
+    k-th stays; top-p goes by rank, so as many stay as there. Which of equally likely tokens those are
+    is left to the sort there; here it is the higher ids.
     """
     if cfg.temperature == 0.0:
         return scores.argmax(-1).astype(jnp.int32)

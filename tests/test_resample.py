@@ -1,9 +1,11 @@
 """Bytes of both backends against Pillow's own resize."""
 
+import concurrent.futures
 import functools
 import importlib.util
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -34,10 +36,10 @@ def fresh_import(monkeypatch):
     for name in ("numba", "bluelm_jax.resample_numba"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.delattr(bluelm_jax, "resample_numba", raising=False)
-    for decision in (resample.backend, resample._order):
+    for decision in (resample._backend, resample._order):
         decision.cache_clear()
     yield
-    resample.backend.cache_clear()
+    resample._backend.cache_clear()
     resample._order.cache_clear()
 
 
@@ -186,6 +188,19 @@ def test_pillow_serves_where_numba_is_missing(fresh_import, monkeypatch):
     monkeypatch.setitem(sys.modules, "numba", None)
     assert resample.backend() == "pillow"
     assert_as_pillow((30, 20), (7, 11))
+
+
+def test_threads_decide_together(fresh_import, monkeypatch):
+    """The first images of a run are resized in several threads at once; no half import is seen."""
+    monkeypatch.setitem(sys.modules, "numba", None)
+    start = threading.Barrier(8)
+
+    def decide(_):
+        start.wait()
+        return resample.backend()
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(decide, range(8))) == {"pillow"}
 
 
 def test_broken_numba_is_reported(fresh_import, monkeypatch, tmp_path):
