@@ -73,13 +73,14 @@ def main() -> int:
     if args.seeds < 1:
         parser.error(f"--seeds {args.seeds}: must be >= 1")
     found: dict[str, list[Result]] = {}
-    console = rich.console.Console(width=118)
+    console = rich.console.Console(width=130)
     names = args.only or list(cases.LIVE)
     for name in rich.progress.track(names, console=rich.console.Console(stderr=True)):
         found[name] = []
         for seed in range(args.seeds):
             outputs, facts = reference.run(cases.LIVE[name], seed)
             found[name] += compare.run(cases.LIVE[name], seed, outputs, facts)
+        found[name] = compare.over_seeds(found[name])
     console.print(table_of(found, args.seeds))
     failed = [name for name, results in found.items() if not all(r.passed for r in results)]
     made = " ".join(f"{k} {v}" for k, v in torch_tools.versions().items())
