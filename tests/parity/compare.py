@@ -84,16 +84,20 @@ def bfloat16(found: Arrays, reference: Arrays) -> Iterator[Result]:
 
 
 def over_seeds(results: list[Result]) -> list[Result]:
-    """Results of several seeds, those of bfloat16 as geometric means of their ratios."""
+    """Results of several seeds, those of bfloat16 as geometric means of their ratios.
+
+    Where the reference is exact (embeddings that nothing scales), each result stands for itself.
+    """
     ratios: dict[str, list[float]] = {}
+    single = [r for r in results if r.dtype != "bfloat16" or r.bound == 0]
     for r in results:
-        if r.dtype == "bfloat16":
+        if r.dtype == "bfloat16" and r.bound > 0:
             ratios.setdefault(r.check, []).append(BFLOAT16 * r.error / r.bound)
     means = [
         Result(check, float(np.exp(np.mean(np.log(values)))), BFLOAT16_MEAN, "bfloat16")
         for check, values in ratios.items()
     ]
-    return [r for r in results if r.dtype != "bfloat16"] + means
+    return single + means
 
 
 def towers(case: Case, seed: int, reference: Arrays, facts: dict) -> Iterator[Result]:
