@@ -62,13 +62,9 @@ def make_task(
     """
     drops = Drops()
     if kind == "pdf":
-        if not inputs:
-            raise ValueError("kind pdf has no texts of its own: give --input=FILE_OR_FOLDER")
         cfg = pdf_pages.PdfConfig(max_side=max_side, noise=noise)
         cfg = dataclasses.replace(cfg, dpi=(float(sizes[0]), float(sizes[1]))) if sizes else cfg
-        pages = pdf_pages.find_pages(inputs, drops)
-        left_out = drops.to_plain()
-        return pdf_pages.PdfTask(pages, cfg, seed=seed, language=language, prepared=left_out)
+        return _pdf_task(cfg, inputs, drops, seed, language)
     if kind == "formulas":
         given = formulas.load(tuple(inputs), drops) if inputs else ()
         cfg = _sized(formulas.FormulaConfig(max_side=max_side, noise=noise), sizes)
@@ -76,15 +72,34 @@ def make_task(
     if kind == "markdown":
         cfg = _sized(markdown_images.MarkdownConfig(max_side=max_side, noise=noise), sizes)
         documents = markdown_images.load(inputs, drops, language) if inputs else ()
-        alphabet = _MARKDOWN_CHARS | corpus.alphabet(corpus.builtin())
-        alphabet |= {char for document in documents for block in document.blocks for char in block}
-        index = font_index.scan(alphabet, folders, families)
-        return markdown_images.MarkdownTask(index, cfg, documents, _left_out(index, drops))
+        return _markdown_task(documents, cfg, drops, folders, families)
     if kind == "text":
         cfg = _sized(text_images.TextConfig(max_side=max_side, noise=noise), sizes)
         passages = corpus.load(inputs, drops, language=language) if inputs else corpus.builtin()
         return _text_task(passages, cfg, drops, folders, families)
     raise ValueError(f"kind {kind!r}: must be one of {shards.KINDS}")
+
+
+def _pdf_task(
+    cfg: pdf_pages.PdfConfig, inputs: Sequence[str], drops: Drops, seed: int, language: str
+) -> pdf_pages.PdfTask:
+    if not inputs:
+        raise ValueError("kind pdf has no texts of its own: give --input=FILE_OR_FOLDER")
+    pages = pdf_pages.find_pages(inputs, drops)
+    return pdf_pages.PdfTask(pages, cfg, seed=seed, language=language, prepared=drops.to_plain())
+
+
+def _markdown_task(
+    documents: tuple[markdown_images.Document, ...],
+    cfg: markdown_images.MarkdownConfig,
+    drops: Drops,
+    folders: Sequence[str],
+    families: str,
+) -> markdown_images.MarkdownTask:
+    alphabet = _MARKDOWN_CHARS | corpus.alphabet(corpus.builtin())
+    alphabet |= {char for document in documents for block in document.blocks for char in block}
+    index = font_index.scan(alphabet, folders, families)
+    return markdown_images.MarkdownTask(index, cfg, documents, _left_out(index, drops))
 
 
 def _sized(cfg: _Sized, sizes: tuple[int, int] | None) -> _Sized:
