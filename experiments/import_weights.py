@@ -19,9 +19,8 @@ from typing import Any, cast
 
 from absl import flags
 
-from bluelm_jax import config, data_config, schemes
 from bluelm_jax.run_config import RunConfig
-from bluelm_jax.weights import importing, model_config, tokenizer_files
+from bluelm_jax.weights import hf_run, importing, model_config, tokenizer_files
 from bluelm_jax.weights.folder import Folder
 from bluelm_jax.weights.importing import Report, Sources
 from experiments import cli, gin_setup, import_verify
@@ -59,18 +58,6 @@ def given_run() -> RunConfig | None:
     if not (files or bindings):
         return None
     return binding.build(RunConfig, [DEFAULTS, *files], bindings)
-
-
-def default_run(model: config.VLMConfig) -> RunConfig:
-    """What gin_configs/weights/import.gin says, for any model."""
-    return RunConfig(
-        model=model,
-        data=data_config.DataConfig(
-            tiling=schemes.Tiling(scheme=schemes.Relaxed(), tile_size=model.vision.tile_size),
-            seq_len=min(2048, model.decoder.max_length), batch_size=1, tiles_per_group=16,
-        ),
-        train=config.TrainConfig(steps=1, optim=config.OptimConfig(warmup_steps=0)),
-    )  # fmt: skip
 
 
 def with_text(run: RunConfig, found: tokenizer_files.Found | None, given: bool) -> RunConfig:
@@ -116,7 +103,7 @@ def plan_run(sources: Sources) -> tuple[RunConfig, tokenizer_files.Found | None,
     """The run to write, its tokenizer, and the seed of what no folder holds."""
     given = given_run()
     model = model_config.model_for(sources, given.model if given else None)
-    run = dataclasses.replace(given, model=model) if given else default_run(model)
+    run = dataclasses.replace(given, model=model) if given else hf_run.default_run(model)
     found = None
     if sources.llm:
         found = tokenizer_files.find(sources.llm.path, sources.llm.config)
