@@ -145,7 +145,7 @@ class Chat:
         key = jax.random.fold_in(jax.random.key(seed), asked.turns)
         seen = engine.seen(asked.tokens, asked.is_text, model, how)
         state = engine.begin(
-            self.weights, hidden, answer.cache, key, cfg=model, sampling=how, stop=stop, seen=seen
+            self.weights, hidden, answer.cache, key, cfg=model, how=how, stop=stop, seen=seen
         )
         answer.cache = state.cache
         text = TextStream(self.tokenizer)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Generator, Iterator
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float
 
 from bluelm_jax import config, decoder, generate, steps, vlm
 from bluelm_jax.batch import TEXT as TEXT
@@ -279,19 +279,7 @@ def seen(
     return jnp.asarray(found)
 
 
-@functools.partial(
-    jax.jit, static_argnames=("cfg", "sampling", "stop"), donate_argnames=("cache", "seen")
+# `steps.begin`, compiled; cache and `seen` are used up.
+begin = jax.jit(
+    steps.begin, static_argnames=("cfg", "how", "stop"), donate_argnames=("cache", "seen")
 )
-def begin(
-    p: Tree,
-    hidden: Float[Array, "B D"],
-    cache: KVCache,
-    key: PRNGKeyArray,
-    *,
-    cfg: config.VLMConfig,
-    sampling: SamplingConfig,
-    stop: tuple[int, ...],
-    seen: Array | None,
-) -> steps.State:
-    """`steps.begin`, compiled; cache and `seen` are used up."""
-    return steps.begin(p, hidden, cache, key, cfg=cfg, how=sampling, stop=stop, seen=seen)

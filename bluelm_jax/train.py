@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -23,6 +23,7 @@ from jaxtyping import Array
 from bluelm_jax import checkpoints, data_states, loss, optim, serialize, sharding, vlm
 from bluelm_jax.batch import Batch
 from bluelm_jax.data.pipeline import BatchIterator, Pipeline
+from bluelm_jax.data.sources import Records
 from bluelm_jax.data.tokenizer import check_fits
 from bluelm_jax.files import write_text
 from bluelm_jax.interrupt import DeferredInterrupt
@@ -152,6 +153,7 @@ def train(
     workdir: str | Path,
     progress: Progress | None = None,
     texts: Mapping[str, str] | None = None,
+    records: Sequence[Records] | None = None,
 ) -> Finished:
     """Trains to `run.train.steps`, from the newest checkpoint in `workdir` if there is one.
 
@@ -164,6 +166,7 @@ def train(
       progress: called after each step with the step and, every log_every steps, its metrics.
       texts: further files for `workdir`, by name. Like config.json they are written only once the
         checkpoint that is there has turned out to be of this run.
+      records: the records of `run.data.sources`, where they are open already; see `Pipeline`.
 
     Raises:
       ValueError: config, data or checkpoint do not fit; CheckpointError when saving fails.
@@ -175,6 +178,7 @@ def train(
     pipeline = Pipeline(
         run.data,
         side=run.token_side,
+        records=records,
         process_index=jax.process_index(),
         process_count=jax.process_count(),
     )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Sequence
 
 import jax
 
 from bluelm_jax import layout
 from bluelm_jax.data import mixture
 from bluelm_jax.data.pipeline import Pipeline
+from bluelm_jax.data.sources import Records
 from bluelm_jax.data_config import ByteTokens
 from bluelm_jax.run_config import RunConfig
 from experiments import cli, gin_setup
@@ -60,6 +62,7 @@ def describe_packing(run: RunConfig) -> list[str]:
     ]
 
 
-def describe_mixture(run: RunConfig) -> str:
-    """The sources' sizes, shares and epochs; opens their files where they are there."""
-    return mixture.table(run.data, run.train.steps, run.data.batch_size * jax.process_count())
+def describe_mixture(run: RunConfig, records: Sequence[Records] | None = None) -> str:
+    """The sources' sizes, shares and epochs; without `records` their files are opened, where there."""
+    rows = run.data.batch_size * jax.process_count()
+    return mixture.table(run.data, run.train.steps, rows, records)

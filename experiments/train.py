@@ -15,6 +15,7 @@ from pathlib import Path
 from absl import flags
 
 from bluelm_jax import train as train_lib
+from bluelm_jax.data.opening import open_records
 from bluelm_jax.run_config import RunConfig
 from experiments import cli, run_summary
 from gin_configs import binding, command
@@ -32,9 +33,10 @@ def main() -> None:
     workdir = Path(WORKDIR.value)
     texts = {"config.gin": binding.resolved()}
     cli.check_same_run(run, workdir)
-    print(run_summary.describe_mixture(run))
+    records = [open_records(source, run.data.seed) for source in run.data.sources]
+    print(run_summary.describe_mixture(run, records))
     with cli.progress_bar(workdir.name, run.train.steps, cli.steps_done(workdir)) as progress:
-        finished = train_lib.train(run, workdir, progress, texts)
+        finished = train_lib.train(run, workdir, progress, texts, records)
     print(
         f"{finished.steps_now} steps in {finished.seconds:.1f} s; step {finished.step} in {workdir}"
     )

@@ -20,8 +20,9 @@ from typing import Any
 import grain
 import numpy as np
 
-from bluelm_jax.data.opening import open_all, select
+from bluelm_jax.data.opening import Subset, open_records
 from bluelm_jax.data.prepare import Key
+from bluelm_jax.data.sources import Records
 from bluelm_jax.data_config import DataConfig, SourceConfig
 
 _MAX_PLACES = 2**32  # grain shuffles 32-bit numbers.
@@ -179,13 +180,19 @@ class Share:
         return self.samples / self.used if self.samples and self.used else None
 
 
-def shares(config: DataConfig, samples: int) -> list[Share]:
-    """What each source gives to a run of `samples` samples; opens the sources.
+def shares(
+    config: DataConfig, samples: int, records: Sequence[Records] | None = None
+) -> list[Share]:
+    """What each source gives to a run of `samples` samples.
 
     With finite epochs the run has at most as many samples as those. A source that cannot be opened
     has its `problem` instead of numbers.
+
+    Args:
+      records: the sources' records (`opening.open_records`); None opens them.
     """
-    found = [_count(config, source) for source in config.sources]
+    opened = records or [None] * len(config.sources)
+    found = [_count(config, *pair) for pair in zip(config.sources, opened, strict=True)]
     counts = [used for _, used, _ in found]
     known = all(problem == "" for _, _, problem in found)
     parts: list[float | None] = [None] * len(counts)
@@ -211,25 +218,30 @@ def shares(config: DataConfig, samples: int) -> list[Share]:
     ]
 
 
-def _count(config: DataConfig, source: SourceConfig) -> tuple[int, int, str]:
+def _count(
+    config: DataConfig, source: SourceConfig, records: Records | None
+) -> tuple[int, int, str]:
     """Records of a source, how many it uses, and '' or what is wrong with it."""
     try:
-        records = open_all(source)
-        used = len(select(records, source, config.seed))
+        chosen = open_records(source, config.seed) if records is None else records
     except (ValueError, OSError) as error:
         return 0, 0, str(error)
-    return len(records), used, "" if used else f"{source.path}: holds no record"
+    count = len(chosen.whole if isinstance(chosen, Subset) else chosen)
+    return count, len(chosen), "" if len(chosen) else f"{source.path}: holds no record"
 
 
-def table(config: DataConfig, steps: int, rows: int) -> str:
+def table(
+    config: DataConfig, steps: int, rows: int, records: Sequence[Records] | None = None
+) -> str:
     """The mixture as text, for the start of a run.
 
     Args:
       config: the sources.
       steps: of the run.
       rows: of a step, on all hosts together.
+      records: as for `shares`.
     """
-    found = shares(config, steps * rows)
+    found = shares(config, steps * rows, records)
     return "\n".join(_lines(config, found))
 
 

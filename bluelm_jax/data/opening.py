@@ -33,10 +33,13 @@ class Subset:
       records: all of them.
       count: how many to use.
       seed: of the draw; None uses the first ones.
+
+    Attributes:
+      whole: all of them.
     """
 
     def __init__(self, records: Records, count: int, seed: int | None = None):
-        self._records, self._count, self._drawn = records, count, None
+        self.whole, self._count, self._drawn = records, count, None
         if seed is not None:
             mixed = int(np.random.SeedSequence([seed, 0, 1]).generate_state(1)[0])
             self._drawn = grain.MapDataset.range(len(records)).shuffle(seed=mixed)
@@ -51,11 +54,11 @@ class Subset:
         return self._count
 
     def __getitem__(self, index: int) -> Mapping[str, Any]:
-        return self._records[self._index(index)]
+        return self.whole[self._index(index)]
 
     def where(self, index: int) -> str:
         """File and place of a record, in the file it comes from."""
-        return self._records.where(self._index(index))
+        return self.whole.where(self._index(index))
 
 
 def open_records(source: SourceConfig, seed: int = 0) -> Records:
