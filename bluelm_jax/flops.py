@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
-from bluelm_jax import config, layout, loss, optim, params, vlm
+from bluelm_jax import config, layout, objective, optim, params, vlm
 from bluelm_jax.batch import Batch
 from bluelm_jax.run_config import RunConfig
 
@@ -78,10 +78,7 @@ def step_cost(run: RunConfig) -> StepCost:
     trained, frozen = optim.partition(weights, run.train.trainable)
 
     def value(trained: Any, frozen: Any, batch: Batch) -> jax.Array:
-        p = {**frozen, **trained}
-        hidden = vlm.forward(p, batch, run.model)
-        decoder, chunk = run.model.decoder, run.train.logits_chunk
-        return loss.cross_entropy(p["decoder"], hidden, batch, decoder, chunk).loss
+        return objective.loss_sums(run, trained, frozen, batch).loss
 
     return StepCost(
         forward_flops=matmul_flops(value, trained, frozen, batch),

@@ -20,7 +20,7 @@ import optax
 from jax.sharding import Mesh
 from jaxtyping import Array
 
-from bluelm_jax import checkpoints, data_states, loss, optim, serialize, sharding, vlm
+from bluelm_jax import checkpoints, data_states, loss, objective, optim, serialize, sharding
 from bluelm_jax.batch import Batch
 from bluelm_jax.data.pipeline import BatchIterator, Pipeline
 from bluelm_jax.data.sources import Records
@@ -69,11 +69,7 @@ def gradients(run: RunConfig, weights: Tree, batch: Batch) -> tuple[Tree, loss.L
     trained, frozen = optim.partition(weights, run.train.trainable)
 
     def summed_loss(trained: Tree, micro: Batch):
-        p = {**frozen, **trained}
-        hidden = vlm.forward(p, micro, run.model)
-        sums = loss.cross_entropy(
-            p["decoder"], hidden, micro, run.model.decoder, run.train.logits_chunk
-        )
+        sums = objective.loss_sums(run, trained, frozen, micro)
         return sums.loss, sums
 
     grad = jax.grad(summed_loss, has_aux=True)

@@ -232,7 +232,9 @@ def check_held_out(ablation: Ablation) -> None:
     """Reads the held-out samples' headers, so that a bad one shows before anything is trained."""
     for variant in ablation.variants:
         run = variant.apply(ablation.base)
-        evaluation.eval_run(run, ablation.eval_source, ablation.evaluation.batch_size)
+        how = ablation.evaluation
+        new_tokens = how.sampling.max_new_tokens
+        evaluation.eval_run(run, ablation.eval_source, how.batch_size, new_tokens)
 
 
 def run_ablation(

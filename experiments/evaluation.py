@@ -139,12 +139,11 @@ def predictions(
     """Prompts, generated texts, and whether each stopped by itself."""
     tokenizer = tokenizers.load(run.data.tokenizer)
     prompts, texts, stopped = [], [], []
-    new = cfg.sampling.max_new_tokens
+    stop, new = chat.stop_token(run, tokenizer), cfg.sampling.max_new_tokens
     for examples, batch in prompt_batches(run, cfg.limit, counters, new):
         out = generate.generate(
-            weights, batch, jax.random.key(0), cfg=run.model, sampling=cfg.sampling,
-            stop=stop_token(run),
-        )  # fmt: skip
+            weights, batch, jax.random.key(0), cfg=run.model, sampling=cfg.sampling, stop=stop
+        )
         tokens, lengths = np.asarray(out.tokens), np.asarray(out.lengths)
         for i, example in enumerate(examples):
             prompts.append(example)
@@ -153,11 +152,6 @@ def predictions(
         if progress is not None:
             progress(len(prompts) + (0 if cfg.limit else left_out(counters)))
     return prompts, texts, stopped
-
-
-def stop_token(run: RunConfig) -> int:
-    """The token that ends an answer in the run's template; ValueError if it is not one token."""
-    return chat.stop_token(run, tokenizers.load(run.data.tokenizer))
 
 
 def bucket_of(record: Mapping, width: int, height: int) -> str:

@@ -14,7 +14,8 @@ from typing import TypeVar
 import jax
 import numpy as np
 
-from bluelm_jax import generate, run_folder, serialize
+from bluelm_jax import chat, generate, run_folder, serialize
+from bluelm_jax.data import tokenizer
 from bluelm_jax.data.rendering import reading_pages
 from bluelm_jax.data_config import SourceConfig
 from bluelm_jax.files import write_text
@@ -156,13 +157,12 @@ def _run(module: str, *arguments: str) -> None:
 
 def save_prompts(job: Quickstart, plan: Ablation, run_dir: Path, path: Path) -> None:
     """Held-out prompts with JAX's greedy answers, as `export.compare` reads them."""
-    run = serialize.load_run_config(run_dir)
-    run = evaluation.eval_run(run, plan.eval_source, job.export_count)
+    trained, weights = run_folder.load(run_dir)
+    run = evaluation.eval_run(trained, plan.eval_source, job.export_count)
     examples, prompts = next(evaluation.prompt_batches(run, job.export_count))
-    weights = run_folder.load_weights(run_dir, run.model)
     answers = generate.generate(
         weights, prompts, jax.random.key(0), cfg=run.model, sampling=job.evaluation.sampling,
-        stop=evaluation.stop_token(run),
+        stop=chat.stop_token(run, tokenizer.load(run.data.tokenizer)),
     )  # fmt: skip
     count = len(examples)
     np.savez(

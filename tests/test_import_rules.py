@@ -54,10 +54,12 @@ DIRECT = {
     "generate": ("vlm", "decoding", "steps"),
     "chat_engine": ("generate", "data"),
     "chat": ("chat_engine", "run_config"),
+    "chat_session": ("chat",),
     "loss": ("decoder", "batch"),
     "optim": ("params",),
     "run_config": ("data_config", "layout"),
-    "flops": ("vlm", "loss", "optim", "run_config"),
+    "objective": ("vlm", "loss", "run_config"),
+    "flops": ("objective", "optim"),
     "serialize": ("run_config",),
     "files": (),
     "metrics_log": ("files",),
@@ -69,7 +71,7 @@ DIRECT = {
     "data_states": ("data",),
     "train": (
         "train_state",
-        "loss",
+        "objective",
         "prefetch",
         "data_states",
         "serialize",
@@ -80,7 +82,7 @@ DIRECT = {
     "evals": ("generate", "data"),
     "weights": ("vlm", "checkpoints", "serialize", "data", "presets"),
     "run_folder": ("vlm", "checkpoints", "serialize"),
-    "api": ("chat", "run_folder", "weights"),
+    "api": ("chat_session", "run_folder", "weights"),
 }
 
 # Third-party packages that have no place in the library, and why.
