@@ -17,7 +17,6 @@ from bluelm_jax.data_config import DataConfig
 ASK = "<image>\nWhat?"
 # Bounds under which the messy samples are over and the clean ones are not.
 BOUNDS = {"seq_len": 160, "tiles_per_group": 10, "max_megapixels": 0.5, "max_aspect_ratio": 30.0}
-MIN_SIDE = 16
 
 
 class Defect(NamedTuple):
