@@ -24,6 +24,7 @@ from PIL import Image
 
 from bluelm_jax import chat as chats
 from bluelm_jax import config, run_folder
+from bluelm_jax.chat_session import Session as Session
 from bluelm_jax.params import Tree
 from bluelm_jax.run_config import RunConfig
 from bluelm_jax.sampling import SamplingConfig
@@ -31,46 +32,6 @@ from bluelm_jax.weights import hf_run
 
 ImageLike = str | os.PathLike[str] | Image.Image | np.ndarray
 Images = ImageLike | Sequence[ImageLike] | None
-
-
-class Session:
-    """A conversation: `ask` knows what was said before.
-
-    Attributes:
-      history: (question, answer) of each turn.
-    """
-
-    def __init__(self, model: Model):
-        self._model, self._past = model, chats.Conversation()
-        self._open: tuple[str, chats.Answer] | None = None
-        self.history: list[tuple[str, str]] = []
-
-    def ask(self, question: str, images: Images = None, **sampling: Any) -> str:
-        """The answer to the next question; arguments as for `Model.generate`."""
-        return "".join(self.stream(question, images, **sampling))
-
-    def stream(self, question: str, images: Images = None, **sampling: Any) -> Iterator[str]:
-        """The answer in pieces, as they are generated. What is left unread was not said.
-
-        An answer that is left, by the next question or by an exception, stands as far as it came.
-        """
-        self._settle()
-        answer = self._model.ask(self._past, question, images, **sampling)
-        self._open = mine = question, answer
-        try:
-            yield from answer
-        finally:
-            if self._open is mine:
-                self._settle()
-
-    def _settle(self) -> None:
-        """Ends the answer that is open, and keeps what was said."""
-        if self._open is None:
-            return
-        (question, answer), before = self._open, self._past.turns
-        self._past, self._open = answer.settle(), None
-        if self._past.turns > before:
-            self.history.append((question, answer.text))
 
 
 class Model:
@@ -124,9 +85,9 @@ class Model:
         """`generate` in pieces of text, as they come."""
         return self.chat().stream(prompt, images, seed=seed, **sampling)
 
-    def chat(self) -> Session:
+    def chat(self) -> Session[Images]:
         """A new conversation."""
-        return Session(self)
+        return Session(self.ask)
 
     def ask(
         self,

@@ -14,8 +14,8 @@ new.
 from __future__ import annotations
 
 import dataclasses
+import io
 import os
-import tempfile
 from collections.abc import Generator, Sequence
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from bluelm_jax.data import conversation
 from bluelm_jax.data import images as image_files
 from bluelm_jax.data import tokenizer as tokenizers
 from bluelm_jax.data.examples import Example, ExampleMaker
+from bluelm_jax.data.image_bytes import ImageBytes
 from bluelm_jax.data.pixel_modes import to_rgb
 from bluelm_jax.data.plans import Planner
 from bluelm_jax.data.text_stream import TextStream
@@ -155,7 +156,7 @@ class Chat:
         for state, tokens, _ in follow:
             answer.cache = state.cache
             fresh = [int(t) for t in np.asarray(tokens)[0] if t != generate.NOTHING]
-            answer.take(fresh, stopped=bool(state.done[0]))
+            answer.take(fresh)
             if piece := text.push(fresh):
                 yield piece
         if piece := text.finish():
@@ -172,7 +173,7 @@ class Chat:
         for image in images:
             if isinstance(image, Image.Image):
                 size = image_files.upright_size(image, image_files.exif_orientation(image))
-                image_files.check_limits(f"a Pillow image of mode {image.mode}", size, limits)
+                image_files.check_limits(_name(image), size, limits)
             else:
                 image_files.read_size(os.path.expanduser(os.fspath(image)), limits)
 
@@ -193,11 +194,8 @@ class Chat:
         marked = conversation.mark_images(question, len(images))
         limits = self._maker.planner.limits
         blank = [{"from": "human", "value": ""}, {"from": "gpt", "value": ""}] * past.turns
-        with tempfile.TemporaryDirectory() as folder:
-            files = [
-                _as_file(image, Path(folder) / f"{i}.png", limits) for i, image in enumerate(images)
-            ]
-            whole = self._prompt([*blank, {"from": "human", "value": marked}], files)
+        files = [_as_file(image, limits) for image in images]
+        whole = self._prompt([*blank, {"from": "human", "value": marked}], files)
         if not past.turns:
             return whole
         around = template.answer.split("{text}")  # The model writes it, around its answer.
@@ -205,7 +203,7 @@ class Chat:
         start = self._prompt(blank[:-1], []).length + extra
         return _from(whole, start)
 
-    def _prompt(self, turns: list[dict[str, str]], files: list[str]) -> Example:
+    def _prompt(self, turns: list[dict[str, str]], files: list[str | ImageBytes]) -> Example:
         record = {"id": "question", "image": files}
         record["conversations"] = [*turns, {"from": "gpt", "value": ""}]
         source = SourceConfig(path="chat", image_root="/")
@@ -241,19 +239,25 @@ def stop_token(run: RunConfig, tokenizer: tokenizers.Tokenizer) -> int:
     return found
 
 
-def _as_file(image: ImageLike, path: Path, limits: image_files.ImageLimits) -> str:
-    """An image as a path below '/': a Pillow image is written to `path`, as a file of it is read."""
-    if isinstance(image, Image.Image):
-        orientation = Image.Exif()  # Before loading, as for files; the reader turns the image.
-        orientation[ExifTags.Base.Orientation] = image_files.exif_orientation(image)
-        try:
-            image.load()
-            rgb = to_rgb(image, limits.background)
-        except Exception as e:  # As for files: Pillow raises nearly everything.
-            raise ValueError(f"a Pillow image of mode {image.mode}, {image.size}: {e}") from e
-        rgb.save(path, exif=orientation)
-        image = path
-    return str(Path(image).expanduser().absolute().relative_to("/"))
+def _name(image: Image.Image) -> str:
+    """What messages call a Pillow image."""
+    return f"a Pillow image of mode {image.mode}"
+
+
+def _as_file(image: ImageLike, limits: image_files.ImageLimits) -> str | ImageBytes:
+    """An image as a path below '/', or a Pillow image as the bytes of a PNG file of it."""
+    if not isinstance(image, Image.Image):
+        return str(Path(image).expanduser().absolute().relative_to("/"))
+    orientation = Image.Exif()  # Before loading, as for files; the reader turns the image.
+    orientation[ExifTags.Base.Orientation] = image_files.exif_orientation(image)
+    try:
+        image.load()
+        rgb = to_rgb(image, limits.background)
+    except Exception as e:  # As for files: Pillow raises nearly everything.
+        raise ValueError(f"{_name(image)}, {image.size}: {e}") from e
+    file = io.BytesIO()
+    rgb.save(file, "PNG", exif=orientation)
+    return ImageBytes(_name(image), file.getvalue())
 
 
 def _from(example: Example, start: int) -> Example:

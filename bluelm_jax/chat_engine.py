@@ -121,13 +121,12 @@ class Answer:
       text: the pieces so far.
       new_tokens: tokens so far, without the stop token.
       begun: whether its first token has been chosen.
-      stopped: whether a stop token ended it; False while it is not complete.
       cache: the newest cache, which may have read further than `new_tokens`; None before the first.
     """
 
     def __init__(self, pieces: Pieces, past: Conversation, asked: Conversation):
         self._pieces, self._past, self._asked = pieces(self), past, asked
-        self.text, self.begun, self.stopped = "", False, False
+        self.text, self.begun = "", False
         self.new_tokens: list[int] = []
         self.cache: KVCache | None = None
 
@@ -138,10 +137,10 @@ class Answer:
             self.text += piece
             yield piece
 
-    def take(self, tokens: list[int], *, stopped: bool) -> None:
+    def take(self, tokens: list[int]) -> None:
         """Adds tokens that were chosen."""
         self.new_tokens += tokens
-        self.begun, self.stopped = True, stopped
+        self.begun = True
 
     @property
     def conversation(self) -> Conversation:

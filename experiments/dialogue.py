@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from bluelm_jax import chat, run_folder
+from bluelm_jax.chat_session import Session
 from bluelm_jax.sampling import SamplingConfig
 from gin_configs.errors import USER_ERRORS
 
@@ -28,9 +29,9 @@ class Dialogue:
 
     def reset(self) -> None:
         """Forgets everything."""
-        self._past = chat.Conversation()
+        self._session: Session[list[str]] = Session(self._model.ask)
         self._images: list[str] = []
-        self._history: list[tuple[str, str]] = []
+        self._marks: list[str] = []  # Of the images of each turn.
 
     def handle(self, line: str) -> bool:
         """Does what a line says; False ends the dialogue."""
@@ -55,8 +56,8 @@ class Dialogue:
         elif word == "/images":
             write(("\n".join(self._images) or "no images wait") + "\n")
         elif word == "/history":
-            for question, answer in self._history:
-                write(f"> {question}\n{answer}\n")
+            for marks, (question, answer) in zip(self._marks, self._session.history, strict=True):
+                write(f"> {marks}{question}\n{answer}\n")
         else:
             raise ValueError(f"unknown command {word}; /help lists them")
 
@@ -69,19 +70,18 @@ class Dialogue:
 
     def ask(self, question: str) -> None:
         """Prints the answer to a question; the waiting images go with it."""
-        images, before = self._images, self._past.turns
-        answer = self._model.ask(self._past, question, images, sampling=self._how, seed=self._seed)
+        session, images = self._session, self._images
+        pieces = session.stream(question, images, sampling=self._how, seed=self._seed)
         try:
-            show(answer)
-        finally:  # An answer that broke off stands as far as it came, here as in `api.Session`.
-            self._past = answer.settle()
-            if self._past.turns > before:
+            show(pieces)
+        finally:
+            pieces.close()  # An answer that broke off stands as far as it came.
+            if len(session.history) > len(self._marks):
                 self._images = []
-                marks = "".join(f"[{path}] " for path in images)
-                self._history.append((marks + question, answer.text))
+                self._marks.append("".join(f"[{path}] " for path in images))
 
 
-def show(answer: chat.Answer) -> None:
+def show(answer: Iterable[str]) -> None:
     """Prints an answer as it comes."""
     for piece in answer:
         write(piece)
